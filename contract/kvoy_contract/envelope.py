@@ -1,0 +1,71 @@
+"""What a router adds to a client's request on its way to a native engine.
+
+The HTTP body is `u32 length ‖ MessagePack envelope ‖ the client's own JSON body`, with the content type
+`names.ENVELOPE_CONTENT_TYPE` and the per-service secret in `names.SECRET_HEADER`. A client cannot forge
+it: an engine that has no secret, or is shown another one, refuses the content type with 403.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+import msgspec
+
+from kvoy_contract.errors import BadRequest
+
+
+class ResumeState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The output so far of a request that began on another engine, one list per choice."""
+
+    output_ids: list[list[int]]
+
+
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fields are only ever added, with defaults: neighbouring versions work together."""
+
+    router_id: str
+    """Random, new at each start of a router."""
+    number: int
+    """This router's running count of requests to this engine, from 1; load reports settle it."""
+    settled_through: int = 0
+    """All numbers up to here are answered, failed or abandoned: the engine stops waiting for them."""
+    request_id: str = ""
+    token_ids: bytes = b""
+    """`blocks.pack_tokens` of the prompt (empty: the engine tokenises the body itself)."""
+    tokenizer_digest: str = ""
+    """Of the tokenizer that made `token_ids`; the engine tokenises itself when its own differs."""
+    seed: int | None = None
+    """For a request without a seed of its own, so that another engine can continue it."""
+    want_token_ids: bool = False
+    """Put each chunk's token ids before it, as `sse.TOKEN_IDS_COMMENT`."""
+    resume: ResumeState | None = None
+    transfer_id: str = ""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope, body: bytes) -> bytes:
+    head = _encoder.encode(envelope)
+    return len(head).to_bytes(4, "little") + head + body
+
+
+def decode(data: bytes) -> tuple[Envelope, bytes]:
+    """Raises BadRequest when the framing or the envelope is malformed."""
+    end = 4 + int.from_bytes(data[:4], "little")
+    if len(data) < end or end == 4:
+        raise BadRequest("The internal envelope is cut short.")
+    try:
+        return _decoder.decode(data[4:end]), data[end:]
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"The internal envelope is malformed: {error}") from None
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"The internal envelope is not MessagePack: {error}") from None
+
+
+def secret_matches(expected: str | None, shown: str | None) -> bool:
+    """Whether `shown` is the per-service secret; never true where none is configured."""
+    if not expected or shown is None:
+        return False
+    return hmac.compare_digest(expected.encode(), shown.encode())

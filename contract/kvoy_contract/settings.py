@@ -1,0 +1,128 @@
+"""One frozen dataclass is a component's whole configuration: flags, environment and file come from it.
+
+A field declared with `setting(...)` becomes `--the-field`, `KVOY_THE_FIELD` and the key `the-field` of
+the YAML file given by `--config`, in this order of precedence. An unknown flag or key is an error.
+Reading happens once, in a composition root; nothing else looks at the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import configargparse
+
+ENV_PREFIX = "KVOY_"
+T = TypeVar("T")
+
+
+def setting(default: Any = dataclasses.MISSING, *, help: str, **extra: Any) -> Any:
+    """A configuration field. `extra` may hold `choices`, `metavar`, `positional`, `env`, `flag`.
+
+    `help` states the meaning, the unit and why this default. Without `default` the flag is required.
+    """
+    metadata = {"help": help, **extra}
+    if isinstance(default, list | dict | set):
+        raise TypeError("a frozen configuration takes immutable defaults")
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def add_settings(parser: configargparse.ArgumentParser, config_type: type[Any]) -> None:
+    """Add one option per field of `config_type`, and `--config FILE`."""
+    hints = typing.get_type_hints(config_type)
+    parser.add_argument(
+        "--config",
+        is_config_file=True,
+        metavar="FILE",
+        env_var=f"{ENV_PREFIX}CONFIG",
+        help="YAML file whose keys are the names of these flags",
+    )
+    for field in dataclasses.fields(config_type):
+        _add_setting(parser, field, hints[field.name])
+
+
+def _add_setting(
+    parser: configargparse.ArgumentParser, field: dataclasses.Field[Any], hint: Any
+) -> None:
+    meta = dict(field.metadata)
+    value_type, is_optional, is_list = _unwrap(hint)
+    has_default = field.default is not dataclasses.MISSING
+    name = meta.get("flag", field.name.replace("_", "-"))
+    options: dict[str, Any] = {
+        "help": _help_text(meta["help"], field.default, has_default and not is_optional),
+        "env_var": meta.get("env", f"{ENV_PREFIX}{name.replace('-', '_').upper()}"),
+    }
+    if has_default:
+        options["default"] = field.default
+    if "choices" in meta:
+        options["choices"] = list(meta["choices"])
+    if value_type is bool:
+        options["action"] = configargparse.argparse.BooleanOptionalAction
+    else:
+        options["type"] = value_type
+        options["metavar"] = meta.get("metavar") or (
+            None if "choices" in meta else value_type.__name__.upper()
+        )
+    if is_list:
+        options["nargs"] = "*"
+    if meta.get("positional"):
+        options.pop("env_var")
+        if has_default:
+            options["nargs"] = "?"
+        parser.add_argument(field.name, **options)
+        return
+    if not has_default:
+        options["required"] = True
+    parser.add_argument(f"--{name}", dest=field.name, **options)
+
+
+def _unwrap(hint: Any) -> tuple[type[Any], bool, bool]:
+    """(value type, may be None, is a tuple of values) of a field's type."""
+    is_optional = False
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        arguments = [a for a in typing.get_args(hint) if a is not type(None)]
+        is_optional = len(arguments) < len(typing.get_args(hint))
+        (hint,) = arguments
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], is_optional, True
+    return hint, is_optional, False
+
+
+def _help_text(text: str, default: Any, show_default: bool) -> str:
+    escaped = text.replace("%", "%%")
+    if not show_default or default in ("", ()):
+        return escaped
+    return f"{escaped} (default: {default})"
+
+
+def from_namespace(config_type: type[T], namespace: Any) -> T:
+    """Build the dataclass from parsed arguments; its `__post_init__` validates and names the field."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config_type):  # type: ignore[arg-type]
+        value = getattr(namespace, field.name)
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return config_type(**values)
+
+
+def read_settings(
+    config_type: type[T], prog: str, description: str, argv: Sequence[str] | None
+) -> T:
+    """Parse `argv`, the environment and the configuration file; exits 2 with usage on a bad value.
+
+    A `ValueError` from the dataclass' own validation is reported the same way.
+    """
+    parser = configargparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        config_file_parser_class=configargparse.YAMLConfigFileParser,
+        formatter_class=configargparse.HelpFormatter,
+    )
+    add_settings(parser, config_type)
+    namespace = parser.parse_args(argv)
+    try:
+        return from_namespace(config_type, namespace)
+    except ValueError as error:
+        parser.error(str(error))
