@@ -1,17 +1,17 @@
 """Chained hashes of token blocks: the one name by which engine and router know a piece of KV cache.
 
-A block is `block_size` consecutive tokens. The hash of a block covers its tokens and the hash of the
-block before it, so it stands for the whole prefix that ends there. The first block's parent is a seed
-that covers everything besides tokens that changes a KV value or that must keep tenants apart: the
-model's resolved identity, the adapter, and the cache salt. Only full blocks have a hash.
+A block is `block_size` consecutive tokens. The hash of a block covers its tokens and the hash of
+the block before it, so it stands for the whole prefix that ends there. The first block's parent is
+a seed that covers everything besides tokens that changes a KV value or that must keep tenants
+apart: the model's resolved identity, the adapter, and the cache salt. Only full blocks have a hash.
 
     seed = BLAKE2b-128(person "kvoy-kv-seed-v1",  for each field: u32 length ‖ UTF-8 bytes)
     h_0  = BLAKE2b-128(person "kvoy-kv-blk-v1",  seed    ‖ tokens 0 .. B-1)
     h_i  = BLAKE2b-128(person "kvoy-kv-blk-v1",  h_{i-1} ‖ tokens iB .. iB+B-1)
 
 Tokens are little-endian u32. BLAKE2b is RFC 7693; 128 bits make an accidental or sought collision
-infeasible. The golden vectors in `tests/contract/test_blocks.py` pin this format: engines and routers of
-neighbouring versions must agree on it.
+infeasible. The golden vectors in `tests/contract/test_blocks.py` pin this format: engines and
+routers of neighbouring versions must agree on it.
 """
 
 from __future__ import annotations

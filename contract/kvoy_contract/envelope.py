@@ -1,8 +1,9 @@
 """What a router adds to a client's request on its way to a native engine.
 
-The HTTP body is `u32 length ‖ MessagePack envelope ‖ the client's own JSON body`, with the content type
-`names.ENVELOPE_CONTENT_TYPE` and the per-service secret in `names.SECRET_HEADER`. A client cannot forge
-it: an engine that has no secret, or is shown another one, refuses the content type with 403.
+The HTTP body is `u32 length ‖ MessagePack envelope ‖ the client's own JSON body`, with the content
+type `names.ENVELOPE_CONTENT_TYPE` and the per-service secret in `names.SECRET_HEADER`. A client
+cannot forge it: an engine that has no secret, or is shown another one, refuses the content type
+with 403.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int
     """This router's running count of requests to this engine, from 1; load reports settle it."""
     settled_through: int = 0
-    """All numbers up to here are answered, failed or abandoned: the engine stops waiting for them."""
+    """All numbers up to here are answered, failed or abandoned: nothing waits for them."""
     request_id: str = ""
     token_ids: bytes = b""
     """`blocks.pack_tokens` of the prompt (empty: the engine tokenises the body itself)."""

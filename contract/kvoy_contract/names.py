@@ -1,7 +1,7 @@
 """Header, label, port and path names that two components share.
 
-Headers that begin with `x-kvoy-` belong to Kvoy: a router answers with some and refuses them all in a
-client's request, so that only a holder of the per-service secret can speak them to an engine.
+Headers that begin with `x-kvoy-` belong to Kvoy: a router answers with some and refuses them all in
+a client's request, so that only a holder of the per-service secret can speak them to an engine.
 """
 
 KVOY_HEADER_PREFIX = "x-kvoy-"

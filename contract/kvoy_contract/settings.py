@@ -1,8 +1,8 @@
-"""One frozen dataclass is a component's whole configuration: flags, environment and file come from it.
+"""One frozen dataclass is a component's whole configuration: flags, environment, file.
 
-A field declared with `setting(...)` becomes `--the-field`, `KVOY_THE_FIELD` and the key `the-field` of
-the YAML file given by `--config`, in this order of precedence. An unknown flag or key is an error.
-Reading happens once, in a composition root; nothing else looks at the environment.
+A field declared with `setting(...)` becomes `--the-field`, `KVOY_THE_FIELD` and the key `the-field`
+of the YAML file given by `--config`, in this order of precedence. An unknown flag or key is an
+error. Reading happens once, in a composition root; nothing else looks at the environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ T = TypeVar("T")
 def setting(default: Any = dataclasses.MISSING, *, help: str, **extra: Any) -> Any:
     """A configuration field. `extra` may hold `choices`, `metavar`, `positional`, `env`, `flag`.
 
-    `help` states the meaning, the unit and why this default. Without `default` the flag is required.
+    `help` states the meaning, the unit and why this default. Without `default` the flag is
+    required.
     """
     metadata = {"help": help, **extra}
     if isinstance(default, list | dict | set):
@@ -99,7 +100,7 @@ def _help_text(text: str, default: Any, show_default: bool) -> str:
 
 
 def from_namespace(config_type: type[T], namespace: Any) -> T:
-    """Build the dataclass from parsed arguments; its `__post_init__` validates and names the field."""
+    """Build the dataclass from parsed arguments; its `__post_init__` validates, naming fields."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config_type):  # type: ignore[arg-type]
         value = getattr(namespace, field.name)
@@ -126,3 +127,4 @@ def read_settings(
         return from_namespace(config_type, namespace)
     except ValueError as error:
         parser.error(str(error))
+        raise AssertionError("argparse's error() does not return") from error

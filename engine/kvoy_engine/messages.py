@@ -1,7 +1,7 @@
-"""The messages that cross the core's boundary, in both directions. All are plain serialisable values.
+"""The messages that cross the core's boundary, in both directions: plain serialisable values.
 
-The server side (HTTP, text, telemetry) knows strings; the core knows token ids. Whether the core runs in
-a thread or in a process of its own, these are the only things that pass between them.
+The server side (HTTP, text, telemetry) knows strings; the core knows token ids. Whether the core
+runs in a thread or in a process of its own, these are the only things that pass between them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     """The first two count output tokens, this one prompt and output tokens."""
-    logit_bias: dict[int, float] = {}  # noqa: RUF012 (msgspec copies it)
+    logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     """Number of alternatives to report per output token; 0 reports the sampled token alone."""
     prompt_logprobs: int | None = None
-    """The same for every prompt token; such a prompt is computed whole, not taken from the cache."""
+    """The same for every prompt token; such a prompt is computed whole, never from the cache."""
     seed: int = 0
     """64 bits. A random number depends on (seed, choice, position) and nothing else."""
     stop_token_ids: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class ChoiceStart(msgspec.Struct, frozen=True, array_like=True):
     """One choice of a request; `output_ids` is not empty when it began on another engine."""
 
     index: int
-    output_ids: list[int] = []  # noqa: RUF012
+    output_ids: list[int] = []
 
 
 class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
@@ -74,7 +74,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Ends a request or, with `choice`, one of its choices. Unknown ids are ignored: they have ended."""
+    """Ends a request or, with `choice`, one of its choices. Unknown ids are ignored: they ended."""
 
     request_id: str
     choice: int | None = None
@@ -91,7 +91,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token_id: int
     logprob: float
     """Natural logarithm, of the distribution before temperature and penalties."""
-    top: list[tuple[int, float]] = []  # noqa: RUF012
+    top: list[tuple[int, float]] = []
     """(token id, logprob) of the most likely alternatives, best first."""
 
 
@@ -117,8 +117,8 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
     """Changes of the reported hashes since the last step; apply cleared, removed, stored."""
 
-    removed: list[bytes] = []  # noqa: RUF012
-    stored: list[bytes] = []  # noqa: RUF012
+    removed: list[bytes] = []
+    stored: list[bytes] = []
     cleared: bool = False
 
     def __bool__(self) -> bool:
@@ -152,7 +152,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[TokensOut]
     events: BlockEvents
     load: Load
-    admitted: list[tuple[str, int]] = []  # noqa: RUF012
+    admitted: list[tuple[str, int]] = []
     """(router_id, number) of the requests that `load` includes for the first time."""
     step_s: float = 0.0
     num_batched_tokens: int = 0
