@@ -1,7 +1,7 @@
 """Turns a GGUF file into a model folder: config, tokenizer and one safetensors file.
 
-Weights keep the values that the GGUF library gives them: quantised tensors become float32, and files
-of one 16-bit type stay in it; `dtype` may ask for less. llama.cpp stores the query and key rows of the
+Weights keep the values that the GGUF library gives them: quantised tensors become float32, files of
+one 16-bit type stay in it; `dtype` may ask for less. llama.cpp stores the query and key rows of the
 `llama` architecture in its own order for rotary embedding; they are put back. transformers is not
 needed.
 
@@ -23,9 +23,6 @@ from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor, dequantize
 from kvoy_engine.gguf_tokenizer import special_id, tokenizer_config, tokenizer_json
 from kvoy_engine.model_errors import ModelSourceError
 from kvoy_engine.safetensors_writer import Array, LazyTensor, write_safetensors
-
-CONVERTER_VERSION = 1
-"""Part of a converted model's identity: raise it when a GGUF would give other values or ids."""
 
 STORED_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 

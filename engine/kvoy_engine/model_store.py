@@ -1,0 +1,359 @@
+"""Where models live on this machine: one folder per model, prepared once, whole or absent.
+
+A reference is a name of the built-in list or of an added model, a local folder, a `.gguf` file, or
+`hf://org/name@revision`. `resolve` turns it into a folder with `config.json`, the tokenizer and
+safetensors weights. Prepared folders are `$KVOY_HOME/models/<name>/` (`~/.cache/kvoy` by default);
+each holds a manifest that says where the model came from, what it is (its identity) and how long
+each file is. A folder is built beside its place and renamed, under a lock, so an interrupted
+preparation leaves nothing that looks whole and two processes never prepare the same model at once.
+
+Imports neither torch nor transformers. Called by `kvoy up`, `kvoy model` and `kvoy serve`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kvoy_engine import hub
+from kvoy_engine.builtin_models import BUILTIN_MODELS, BuiltinModel, fetch_gguf
+from kvoy_engine.model_errors import ModelSourceError
+
+HOME_VARIABLE = "KVOY_HOME"
+MANIFEST = "kvoy-model.json"
+CONVERTER_VERSION = 1
+"""Part of a converted model's identity: raise it when a GGUF would give other values or ids."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.@-]*")
+_READ_BYTES = 1 << 20
+
+Say = Callable[[str], None]
+"""Hears, in a few words, what is being done now."""
+Fraction = Callable[[float], None]
+"""Hears how far that is, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a prepared model folder says of itself."""
+
+    source: str
+    """The reference that it was made from."""
+    identity: str
+    """What its weights and tokenizer are, for ever: a commit, or a digest and a conversion."""
+    files: dict[str, int] = field(default_factory=dict)
+    """Name to size in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """One line of `kvoy model list`."""
+
+    name: str
+    folder: Path | None
+    """None: built in, not fetched yet."""
+    source: str
+    num_bytes: int
+    description: str = ""
+
+
+def home() -> Path:
+    """`$KVOY_HOME`, or `~/.cache/kvoy`: models, kernels and logs live under it."""
+    given = os.environ.get(HOME_VARIABLE)
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "kvoy"
+
+
+def models_folder() -> Path:
+    return home() / "models"
+
+
+def default_name(reference: str) -> str:
+    """The name under which a reference's model is served unless told otherwise."""
+    if reference in BUILTIN_MODELS:
+        return reference
+    if reference.startswith(hub.SCHEME):
+        return hub.parse_reference(reference).repo
+    path = Path(reference)
+    return path.stem if path.suffix == ".gguf" else path.absolute().name
+
+
+def resolve(reference: str, progress: Say, on_fraction: Fraction | None = None) -> Path:
+    """The model folder of a reference, fetched or converted first where it has to be.
+
+    Raises ModelSourceError when it cannot be had.
+    """
+    report = on_fraction or _ignore_fraction
+    try:
+        return _resolve(reference, progress, report)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ModelSourceError(f"no disk space is left under {home()}") from error
+        raise ModelSourceError(f"cannot prepare {reference}: {error}") from error
+
+
+def _resolve(reference: str, progress: Say, on_fraction: Fraction) -> Path:
+    if reference.startswith(hub.SCHEME):
+        return _from_hub(hub.parse_reference(reference), None, progress, on_fraction)
+    if reference in BUILTIN_MODELS:
+        return _from_builtin(BUILTIN_MODELS[reference], progress, on_fraction)
+    if _NAME.fullmatch(reference) and is_prepared(models_folder() / reference):
+        return models_folder() / reference
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        return _checked_folder(path)
+    if path.is_file():
+        return _from_gguf(path, None, "auto", progress, on_fraction)
+    names = ", ".join(sorted({model.name for model in stored_models()}))
+    raise ModelSourceError(
+        f"no model {reference!r}: it is neither a folder, nor a GGUF file, nor one of {names}; "
+        f"models of a hub are written hf://org/name@revision"
+    )
+
+
+def add(
+    name: str,
+    reference: str,
+    progress: Say,
+    on_fraction: Fraction | None = None,
+    dtype: str = "auto",
+) -> Path:
+    """Prepare a reference under a name of the user's own. Raises ModelSourceError.
+
+    A local folder is linked, not copied. `dtype` is the stored type of a converted GGUF.
+    """
+    report = on_fraction or _ignore_fraction
+    if not _NAME.fullmatch(name) or name in BUILTIN_MODELS:
+        raise ModelSourceError(f"{name!r} cannot be the name of an added model")
+    if reference.startswith(hub.SCHEME):
+        return _from_hub(hub.parse_reference(reference), name, progress, report)
+    path = Path(reference).expanduser()
+    if path.is_file():
+        return _from_gguf(path, name, dtype, progress, report)
+    folder = resolve(reference, progress, on_fraction)
+    identity = read_manifest(folder)
+    files = {entry.name: entry.resolve() for entry in folder.iterdir() if entry.name != MANIFEST}
+    return _link_folder(name, reference, identity.identity if identity else "", files, progress)
+
+
+def stored_models() -> list[StoredModel]:
+    """The built-in models and those prepared on this machine, by name."""
+    models = {
+        model.name: StoredModel(model.name, None, model.source, 0, model.description)
+        for model in BUILTIN_MODELS.values()
+    }
+    root = models_folder()
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        manifest = read_manifest(folder)
+        if manifest is not None and not folder.name.startswith("."):
+            known = models.get(folder.name)
+            models[folder.name] = StoredModel(
+                name=folder.name,
+                folder=folder,
+                source=manifest.source,
+                num_bytes=sum(manifest.files.values()),
+                description=known.description if known else "",
+            )
+    return [models[name] for name in sorted(models)]
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """What a prepared folder says of itself; None for a folder that Kvoy did not prepare."""
+    try:
+        return Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (TypeError, ValueError) as error:
+        raise ModelSourceError(f"{folder / MANIFEST} is damaged; remove {folder}") from error
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether the folder has a manifest and every file that it names, at its size."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    sizes = {name: _size(folder / name) for name in manifest.files}
+    return sizes == manifest.files
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def _checked_folder(path: Path) -> Path:
+    """A folder that the user keeps: it must look like a model."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (path / name).is_file():
+            raise ModelSourceError(f"the folder {path} has no {name}")
+    if not any(path.glob("*.safetensors")):
+        raise ModelSourceError(f"the folder {path} has no weights in safetensors format")
+    return path.resolve()
+
+
+def _from_builtin(model: BuiltinModel, progress: Say, on_fraction: Fraction) -> Path:
+    target = models_folder() / model.name
+    identity = _gguf_identity(model.sha256, "float32")
+
+    def build(folder: Path) -> None:
+        hub.check_space(folder, model.needed_bytes)
+        gguf = fetch_gguf(model, folder / "download", progress)
+        _convert(gguf, folder, "float32", progress, on_fraction)
+        shutil.rmtree(folder / "download")
+
+    return _prepare(target, model.source, identity, build, progress)
+
+
+def _from_gguf(
+    path: Path, name: str | None, dtype: str, progress: Say, on_fraction: Fraction
+) -> Path:
+    from kvoy_engine.gguf_convert import STORED_DTYPES, choose_dtype, open_gguf
+
+    path = path.resolve()
+    status = path.stat()
+    # The path, size and time of a file stand for its content: a later start reads none of it.
+    stamp = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{dtype}".encode()
+    target = models_folder() / (name or f"{path.stem}-{hashlib.sha256(stamp).hexdigest()[:12]}")
+    source = f"{path} ({status.st_size} bytes, changed {status.st_mtime_ns})"
+    if is_prepared(target) and _manifest_of(target).source == source:
+        return target
+    progress(f"reading {path.name}")
+    stored = choose_dtype(open_gguf(path)) if dtype == "auto" else dtype
+    if stored not in STORED_DTYPES:
+        raise ModelSourceError(f"dtype is one of auto, {', '.join(STORED_DTYPES)}; not {dtype!r}")
+    identity = _gguf_identity(_sha256(path), stored)
+
+    def build(folder: Path) -> None:
+        _convert(path, folder, stored, progress, on_fraction)
+
+    return _prepare(target, source, identity, build, progress)
+
+
+def _gguf_identity(sha256: str, dtype: str) -> str:
+    return f"gguf:{sha256}:{dtype}:{CONVERTER_VERSION}"
+
+
+def _convert(path: Path, folder: Path, dtype: str, progress: Say, on_fraction: Fraction) -> None:
+    from kvoy_engine.gguf_convert import convert, open_gguf, plan_tensors
+
+    progress(f"converting {path.name} to safetensors ({dtype}, once)")
+    file = open_gguf(path)
+    needed = sum(tensor.num_bytes for tensor in plan_tensors(file, dtype))
+    hub.check_space(folder, needed)
+    convert(file, folder, dtype, on_fraction)
+
+
+def _from_hub(
+    reference: hub.HubReference, name: str | None, progress: Say, on_fraction: Fraction
+) -> Path:
+    commit = hub.resolve_commit(reference)
+    pinned = str(hub.HubReference(reference.repo, commit))
+    entry = name or f"{reference.repo.replace('/', '--')}@{commit[:12]}"
+    if _is_current(models_folder() / entry, pinned):
+        return models_folder() / entry
+    snapshot = hub.fetch(reference, commit, progress, on_fraction)
+    files = {file: snapshot.folder / file for file in snapshot.files}
+    return _link_folder(entry, str(reference), pinned, files, progress)
+
+
+def _link_folder(
+    name: str, source: str, identity: str, files: dict[str, Path], progress: Say
+) -> Path:
+    """A prepared folder of links to files that live elsewhere (hub cache, a user's folder)."""
+
+    def build(folder: Path) -> None:
+        for file, place in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).symlink_to(place.resolve())
+
+    return _prepare(models_folder() / name, source, identity, build, progress)
+
+
+def _prepare(
+    target: Path, source: str, identity: str, build: Callable[[Path], None], progress: Say
+) -> Path:
+    """`target` with this identity: as it is when whole, else built aside and renamed into place."""
+    if _is_current(target, identity):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(target.with_name(f".{target.name}.lock"), target.name, progress):
+        if _is_current(target, identity):
+            return target
+        partial = target.with_name(f".{target.name}.partial")
+        # Under the lock: whoever left it was interrupted.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            build(partial)
+            _write_manifest(partial, source, identity)
+            _replace_folder(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return target
+
+
+def _is_current(target: Path, identity: str) -> bool:
+    return is_prepared(target) and _manifest_of(target).identity == identity
+
+
+def _manifest_of(folder: Path) -> Manifest:
+    manifest = read_manifest(folder)
+    assert manifest is not None, folder
+    return manifest
+
+
+def _write_manifest(folder: Path, source: str, identity: str) -> None:
+    files = {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    text = json.dumps(asdict(Manifest(source, identity, files)), indent=2)
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace_folder(new: Path, target: Path) -> None:
+    """Rename `new` to `target`; an older `target` is moved out of the way first and removed."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, name: str, progress: Say) -> Iterator[None]:
+    """Hold the lock file; the kernel frees it when the process ends, however it ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"waiting for another process that prepares {name}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sha256(path: Path) -> str:
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _ignore_fraction(fraction: float) -> None:
+    pass
