@@ -311,5 +311,5 @@ def _ask(reference: HubReference, request: Callable[[], Any]) -> Any:
 
 def _unreachable(reference: HubReference) -> ModelSourceError:
     return ModelSourceError(
-        f"cannot reach the hub for {reference}; HF_HUB_OFFLINE=1 uses what is already on this machine"
+        f"cannot reach the hub for {reference}; HF_HUB_OFFLINE=1 uses what is already here"
     )

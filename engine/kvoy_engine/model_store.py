@@ -3,33 +3,35 @@
 A reference is a name of the built-in list or of an added model, a local folder, a `.gguf` file, or
 `hf://org/name@revision`. `resolve` turns it into a folder with `config.json`, the tokenizer and
 safetensors weights. Prepared folders are `$KVOY_HOME/models/<name>/` (`~/.cache/kvoy` by default);
-each holds a manifest that says where the model came from, what it is (its identity) and how long
-each file is. A folder is built beside its place and renamed, under a lock, so an interrupted
-preparation leaves nothing that looks whole and two processes never prepare the same model at once.
+each holds a manifest that says where the model came from and what it is.
 
 Imports neither torch nor transformers. Called by `kvoy up`, `kvoy model` and `kvoy serve`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvoy_engine import hub
 from kvoy_engine.builtin_models import BUILTIN_MODELS, BuiltinModel, fetch_gguf
 from kvoy_engine.model_errors import ModelSourceError
+from kvoy_engine.model_folder import (
+    MANIFEST,
+    is_current,
+    is_prepared,
+    manifest_of,
+    prepare,
+    read_manifest,
+)
 
 HOME_VARIABLE = "KVOY_HOME"
-MANIFEST = "kvoy-model.json"
 CONVERTER_VERSION = 1
 """Part of a converted model's identity: raise it when a GGUF would give other values or ids."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.@-]*")
@@ -39,18 +41,6 @@ Say = Callable[[str], None]
 """Hears, in a few words, what is being done now."""
 Fraction = Callable[[float], None]
 """Hears how far that is, from 0 to 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a prepared model folder says of itself."""
-
-    source: str
-    """The reference that it was made from."""
-    identity: str
-    """What its weights and tokenizer are, for ever: a commit, or a digest and a conversion."""
-    files: dict[str, int] = field(default_factory=dict)
-    """Name to size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,32 +154,6 @@ def stored_models() -> list[StoredModel]:
     return [models[name] for name in sorted(models)]
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    """What a prepared folder says of itself; None for a folder that Kvoy did not prepare."""
-    try:
-        return Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (TypeError, ValueError) as error:
-        raise ModelSourceError(f"{folder / MANIFEST} is damaged; remove {folder}") from error
-
-
-def is_prepared(folder: Path) -> bool:
-    """Whether the folder has a manifest and every file that it names, at its size."""
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return False
-    sizes = {name: _size(folder / name) for name in manifest.files}
-    return sizes == manifest.files
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return -1
-
-
 def _checked_folder(path: Path) -> Path:
     """A folder that the user keeps: it must look like a model."""
     for name in ("config.json", "tokenizer.json"):
@@ -210,7 +174,7 @@ def _from_builtin(model: BuiltinModel, progress: Say, on_fraction: Fraction) -> 
         _convert(gguf, folder, "float32", progress, on_fraction)
         shutil.rmtree(folder / "download")
 
-    return _prepare(target, model.source, identity, build, progress)
+    return prepare(target, model.source, identity, build, progress)
 
 
 def _from_gguf(
@@ -224,7 +188,7 @@ def _from_gguf(
     stamp = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{dtype}".encode()
     target = models_folder() / (name or f"{path.stem}-{hashlib.sha256(stamp).hexdigest()[:12]}")
     source = f"{path} ({status.st_size} bytes, changed {status.st_mtime_ns})"
-    if is_prepared(target) and _manifest_of(target).source == source:
+    if is_prepared(target) and manifest_of(target).source == source:
         return target
     progress(f"reading {path.name}")
     stored = choose_dtype(open_gguf(path)) if dtype == "auto" else dtype
@@ -235,7 +199,7 @@ def _from_gguf(
     def build(folder: Path) -> None:
         _convert(path, folder, stored, progress, on_fraction)
 
-    return _prepare(target, source, identity, build, progress)
+    return prepare(target, source, identity, build, progress)
 
 
 def _gguf_identity(sha256: str, dtype: str) -> str:
@@ -258,7 +222,7 @@ def _from_hub(
     commit = hub.resolve_commit(reference)
     pinned = str(hub.HubReference(reference.repo, commit))
     entry = name or f"{reference.repo.replace('/', '--')}@{commit[:12]}"
-    if _is_current(models_folder() / entry, pinned):
+    if is_current(models_folder() / entry, pinned):
         return models_folder() / entry
     snapshot = hub.fetch(reference, commit, progress, on_fraction)
     files = {file: snapshot.folder / file for file in snapshot.files}
@@ -275,76 +239,7 @@ def _link_folder(
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).symlink_to(place.resolve())
 
-    return _prepare(models_folder() / name, source, identity, build, progress)
-
-
-def _prepare(
-    target: Path, source: str, identity: str, build: Callable[[Path], None], progress: Say
-) -> Path:
-    """`target` with this identity: as it is when whole, else built aside and renamed into place."""
-    if _is_current(target, identity):
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.with_name(f".{target.name}.lock"), target.name, progress):
-        if _is_current(target, identity):
-            return target
-        partial = target.with_name(f".{target.name}.partial")
-        # Under the lock: whoever left it was interrupted.
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
-            build(partial)
-            _write_manifest(partial, source, identity)
-            _replace_folder(partial, target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-    return target
-
-
-def _is_current(target: Path, identity: str) -> bool:
-    return is_prepared(target) and _manifest_of(target).identity == identity
-
-
-def _manifest_of(folder: Path) -> Manifest:
-    manifest = read_manifest(folder)
-    assert manifest is not None, folder
-    return manifest
-
-
-def _write_manifest(folder: Path, source: str, identity: str) -> None:
-    files = {
-        str(path.relative_to(folder)): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    text = json.dumps(asdict(Manifest(source, identity, files)), indent=2)
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace_folder(new: Path, target: Path) -> None:
-    """Rename `new` to `target`; an older `target` is moved out of the way first and removed."""
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    new.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock(path: Path, name: str, progress: Say) -> Iterator[None]:
-    """Hold the lock file; the kernel frees it when the process ends, however it ends."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(f"waiting for another process that prepares {name}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return prepare(models_folder() / name, source, identity, build, progress)
 
 
 def _sha256(path: Path) -> str:
