@@ -19,6 +19,17 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class ErrorKind(enum.StrEnum):
+    """Why a request ends with `FinishReason.ERROR`; the server gives each its HTTP status."""
+
+    TOO_LONG = "too_long"
+    """It can never fit the model's context or the whole KV cache."""
+    SATURATED = "saturated"
+    """The queue is full; later it may be taken."""
+    BROKEN = "broken"
+    """The computation failed for this request alone; elsewhere it may work."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How to continue one sequence. Validated at the server; the core trusts it."""
 
@@ -112,6 +123,8 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     queue_time_s: float = 0.0
     """From arrival to first being scheduled."""
+    error_kind: ErrorKind | None = None
+    """Set together with `error`."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,162 @@
+"""How long a step takes on this machine, learnt online, and how large a prefill chunk may be.
+
+    seconds = base + a x decode rows + b x context tokens read + c x prefill tokens
+                   + d x prefill tokens x their mean context
+
+The five costs are fitted to the measured steps by recursive least squares. Errors count relative to
+the step's time, so short and long steps teach alike and a hiccup of the machine weighs little. Old
+knowledge fades only in the direction that a new step speaks about (directional forgetting): a long
+stretch of decoding does not blur what prefill costs.
+
+Pure: durations are arguments. The scheduler asks and teaches it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_SCALES = (1.0, 64.0, 1e4, 512.0, 1e6)
+"""Features are divided by these, so that the costs are of comparable size."""
+_PRIOR = (0.01, 0.002, 0.001, 0.25, 0.02)
+"""Costs in seconds per scaled feature before anything was measured: a slow machine, so that the
+first chunk beside running streams is short."""
+_PRIOR_WEIGHT = 1e-4
+"""Of one measured step is 1: the prior gives way at once."""
+_KEEP = 0.97
+"""Share of the old knowledge kept at each step: about the last 30 steps of a kind count."""
+_LEAST_EXTRAPOLATION = 64
+_SMOOTHING = 0.1
+_REFERENCE_CHUNK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What of a batch its time depends on."""
+
+    num_decodes: int = 0
+    decode_context: int = 0
+    """Context tokens that the decodes read, their own included."""
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    """Context tokens that the chunks read: for each its end position."""
+    prefill_work: float = 0.0
+    """Sum over chunks of tokens x mean context, `n * (start + n / 2)`."""
+
+
+class PaceModel:
+    """Not thread-safe; owned by the scheduler."""
+
+    def __init__(self) -> None:
+        self._costs = list(_PRIOR)
+        size = len(_PRIOR)
+        self._information = [
+            [_PRIOR_WEIGHT / _PRIOR[i] ** 2 if i == j else 0.0 for j in range(size)]
+            for i in range(size)
+        ]
+        self._largest_chunk = 0
+        self._step_time_s = 0.0
+
+    @property
+    def step_time_s(self) -> float:
+        """Smoothed time of the steps that only decode; 0.0 until there was one."""
+        return self._step_time_s
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Rate of a chunk of 512 tokens that is alone in its step; 0.0 until there was a
+        prefill."""
+        if not self._largest_chunk:
+            return 0.0
+        n = _REFERENCE_CHUNK
+        alone = StepShape(prefill_tokens=n, prefill_context=n, prefill_work=n * n / 2)
+        return n / max(self.estimate_s(alone), 1e-9)
+
+    def estimate_s(self, shape: StepShape) -> float:
+        return sum(map(float.__mul__, self._costs, _features(shape)))
+
+    def chunk_limit(self, allowance_s: float, start: int) -> int:
+        """Tokens of the largest chunk from position `start` that adds at most `allowance_s` to a
+        step.
+
+        At most twice the largest chunk seen: beyond that the fitted line is a guess.
+        """
+        _, _, b, c, d = (cost / scale for cost, scale in zip(self._costs, _SCALES, strict=True))
+        largest = max(2 * self._largest_chunk, _LEAST_EXTRAPOLATION)
+        left = allowance_s - b * start
+        if left <= 0:
+            return 0
+        # d/2 n^2 + (b + c + d start) n = left, for its positive root; written so that d may be 0.
+        linear = b + c + d * start
+        root = linear + math.sqrt(linear * linear + 2 * d * left)
+        return largest if root * largest <= 2 * left else int(2 * left / root)
+
+    def chunk_s(self, start: int, num_tokens: int) -> float:
+        """Time that a chunk adds to a step."""
+        _, _, b, c, d = (cost / scale for cost, scale in zip(self._costs, _SCALES, strict=True))
+        work = num_tokens * (start + num_tokens / 2)
+        return b * (start + num_tokens) + c * num_tokens + d * work
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        """Learn from one measured step; a duration of 0 or less says nothing and is left out."""
+        if duration_s <= 0:
+            return
+        if shape.prefill_tokens:
+            self._largest_chunk = max(self._largest_chunk, shape.prefill_tokens)
+        elif self._step_time_s:
+            self._step_time_s += _SMOOTHING * (duration_s - self._step_time_s)
+        else:
+            self._step_time_s = duration_s
+        features = _features(shape)
+        scale = max(duration_s, self.estimate_s(shape))
+        self._fit([x / scale for x in features], duration_s / scale)
+
+    def _fit(self, x: list[float], y: float) -> None:
+        info = self._information
+        size = range(len(x))
+        pull = [sum(map(float.__mul__, info[i], x)) for i in size]
+        strength = sum(map(float.__mul__, x, pull))
+        fade = (1 - _KEEP) / strength
+        for i in size:
+            row, x_i, fade_i = info[i], x[i], fade * pull[i]
+            for j in size:
+                row[j] += x_i * x[j] - fade_i * pull[j]
+        error = y - sum(map(float.__mul__, self._costs, x))
+        change = _solve(info, x)
+        # A cost below zero is noise, and would let a chunk grow without bound.
+        self._costs = [
+            max(cost + error * delta, 0.0) for cost, delta in zip(self._costs, change, strict=True)
+        ]
+
+
+def _features(shape: StepShape) -> list[float]:
+    context = shape.decode_context + shape.prefill_context
+    return [
+        1.0,
+        shape.num_decodes / _SCALES[1],
+        context / _SCALES[2],
+        shape.prefill_tokens / _SCALES[3],
+        shape.prefill_work / _SCALES[4],
+    ]
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Solve a small symmetric positive definite system by Cholesky's factors."""
+    size = len(right)
+    lower = [[0.0] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(i + 1):
+            rest = matrix[i][j]
+            for k in range(j):
+                rest -= lower[i][k] * lower[j][k]
+            lower[i][j] = math.sqrt(max(rest, 1e-12)) if i == j else rest / lower[j][j]
+    solution = list(right)
+    for i in range(size):
+        for k in range(i):
+            solution[i] -= lower[i][k] * solution[k]
+        solution[i] /= lower[i][i]
+    for i in reversed(range(size)):
+        for k in range(i + 1, size):
+            solution[i] -= lower[k][i] * solution[k]
+        solution[i] /= lower[i][i]
+    return solution
