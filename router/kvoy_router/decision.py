@@ -1,0 +1,68 @@
+"""The one product of a pick: which engine, under which lease, and why not the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from kvoy_router.cost import Cost
+from kvoy_router.endpoint import Endpoint
+from kvoy_router.filters import Rejection
+from kvoy_router.lease import Lease
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """How one endpoint looked to the policy."""
+
+    endpoint_id: str
+    cached_tokens: int
+    num_requests: float
+    """Running and waiting, own reservations included."""
+    is_known: bool
+    score: float
+    """What the policy minimised: seconds for `kv-aware`, requests for `least-load`, else 0."""
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    request_id: str
+    model: str
+    policy: str
+    endpoint: Endpoint
+    lease: Lease
+    cached_tokens: int
+    """Prompt tokens that the endpoint is predicted to hold already."""
+    best_cached_tokens: int
+    """The most that any candidate holds."""
+    now_s: float
+    candidates: tuple[Candidate, ...] = ()
+    rejected: tuple[Rejection, ...] = field(default=())
+
+    @property
+    def reason(self) -> str:
+        """One line for the log: `engine-1 cached=6000 cost=0.52s; engine-2 cached=0 cost=0.90s`."""
+        parts = [
+            f"{c.endpoint_id} cached={c.cached_tokens} requests={c.num_requests:.0f}"
+            f" score={c.score:.3f}"
+            for c in self.candidates
+        ]
+        parts += [f"{endpoint_id} {reason}" for endpoint_id, reason in self.rejected]
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `/debug/decisions`."""
+        return {
+            "request_id": self.request_id,
+            "model": self.model,
+            "policy": self.policy,
+            "endpoint": self.endpoint.id,
+            "number": self.lease.number,
+            "cached_tokens": self.cached_tokens,
+            "best_cached_tokens": self.best_cached_tokens,
+            "time_s": self.now_s,
+            "candidates": [msgspec.to_builtins(candidate) for candidate in self.candidates],
+            "rejected": [{"endpoint": name, "reason": why} for name, why in self.rejected],
+        }

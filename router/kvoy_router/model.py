@@ -1,0 +1,51 @@
+"""One served model: its endpoints, and what its traffic has taught."""
+
+from __future__ import annotations
+
+from kvoy_router.cost import Traffic
+from kvoy_router.endpoint import Endpoint
+from kvoy_router.lease import Lease
+from kvoy_router.request import InferenceRequest
+
+FIRST_OUTPUT_TOKENS = 256.0
+"""Expected answer before any has been seen."""
+FIRST_REUSE = 0.5
+OUTPUT_MEMORY = 0.05
+REUSE_MEMORY = 0.02
+"""Share of each new sample in a moving mean: the last twenty answers, the last fifty prompts."""
+
+
+class Model:
+    __slots__ = ("endpoints", "is_declared", "name", "output_tokens", "reuse")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.endpoints: list[Endpoint] = []
+        self.is_declared = False
+        self.output_tokens = FIRST_OUTPUT_TOKENS
+        """Moving mean of an answer's length."""
+        self.reuse = FIRST_REUSE
+        """Moving mean of the share of a prompt that some endpoint held already."""
+
+    @property
+    def is_listed(self) -> bool:
+        return self.is_declared or bool(self.endpoints)
+
+    def traffic(self, request: InferenceRequest) -> Traffic:
+        output_tokens = self.output_tokens
+        if request.max_tokens is not None:
+            output_tokens = min(output_tokens, float(request.max_tokens))
+        return Traffic(output_tokens=output_tokens * request.num_choices, reuse=self.reuse)
+
+    def learn_reuse(self, held_tokens: int, prompt_tokens: int) -> None:
+        share = held_tokens / prompt_tokens if prompt_tokens else 0.0
+        self.reuse += REUSE_MEMORY * (share - self.reuse)
+
+    def learn_output(self, lease: Lease, now_s: float, output_tokens: int | None) -> None:
+        """Where nobody counted, the time from the first token tells in steps of the engine."""
+        if output_tokens is None:
+            load = lease.endpoint.load
+            if lease.first_token_s is None or load is None or load.step_time_s <= 0.0:
+                return
+            output_tokens = 1 + round((now_s - lease.first_token_s) / load.step_time_s)
+        self.output_tokens += OUTPUT_MEMORY * (output_tokens - self.output_tokens)

@@ -1,0 +1,148 @@
+"""How to choose among the endpoints that may serve: four policies behind one interface.
+
+kv-aware      least cost in seconds (see `cost`); the default
+least-load    fewest requests running, waiting or on their way
+round-robin   in turn
+random        any
+
+Endpoints between which a policy sees no difference share the traffic at random: an order of their
+own would send everything to the first one whenever the fleet is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from kvoy_router.cost import Cost, Traffic, estimate
+from kvoy_router.decision import Candidate
+from kvoy_router.endpoint import Endpoint
+from kvoy_router.occupancy import Occupancy
+from kvoy_router.request import InferenceRequest
+
+TIE_SHARE = 0.02
+"""Measured rates and step times of equal engines differ by about so much from one report to the
+next."""
+TIE_S = 0.001
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """One endpoint as a policy sees it."""
+
+    endpoint: Endpoint
+    cached_tokens: int
+    occupancy: Occupancy
+
+
+class Policy(Protocol):
+    """`choose` returns the position of its choice, and every view's reasons in the same order."""
+
+    @property
+    def name(self) -> str: ...
+
+    def choose(
+        self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
+    ) -> tuple[int, tuple[Candidate, ...]]: ...
+
+
+class KvAware:
+    name = "kv-aware"
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(
+        self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
+    ) -> tuple[int, tuple[Candidate, ...]]:
+        prompt_tokens = request.num_prompt_tokens
+        costs = [estimate(prompt_tokens, v.cached_tokens, v.occupancy, traffic) for v in views]
+        totals = [cost.total_s for cost in costs]
+        lowest = min(totals)
+        best = totals.index(lowest)
+        # A longer held prefix is a difference that counts however small it is; noise is not.
+        limit = lowest * (1.0 + TIE_SHARE) + TIE_S
+        cached = views[best].cached_tokens
+        tied = [
+            i
+            for i, total in enumerate(totals)
+            if total <= limit and views[i].cached_tokens == cached
+        ]
+        if len(tied) > 1:
+            best = self._random.choice(tied)
+        return best, tuple(
+            _candidate(view, cost.total_s, cost) for view, cost in zip(views, costs, strict=True)
+        )
+
+
+class LeastLoad:
+    name = "least-load"
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(
+        self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
+    ) -> tuple[int, tuple[Candidate, ...]]:
+        loads = [view.occupancy.num_requests for view in views]
+        lowest = min(loads)
+        best = self._random.choice([i for i, load in enumerate(loads) if load == lowest])
+        return best, tuple(_candidate(view, load) for view, load in zip(views, loads, strict=True))
+
+
+class RoundRobin:
+    """In turn: the endpoint that was picked longest ago, a new one first."""
+
+    name = "round-robin"
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(
+        self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
+    ) -> tuple[int, tuple[Candidate, ...]]:
+        turns = [view.endpoint.last_pick for view in views]
+        oldest = min(turns)
+        best = self._random.choice([i for i, turn in enumerate(turns) if turn == oldest])
+        return best, tuple(_candidate(view, 0.0) for view in views)
+
+
+class RandomChoice:
+    name = "random"
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(
+        self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
+    ) -> tuple[int, tuple[Candidate, ...]]:
+        best = self._random.randrange(len(views))
+        return best, tuple(_candidate(view, 0.0) for view in views)
+
+
+POLICIES: dict[str, Callable[[Random], Policy]] = {
+    "kv-aware": KvAware,
+    "least-load": LeastLoad,
+    "round-robin": RoundRobin,
+    "random": RandomChoice,
+}
+
+
+def make_policy(name: str, random: Random) -> Policy:
+    """Raises ValueError for a name that is none of `POLICIES`."""
+    if name not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {name!r}")
+    return POLICIES[name](random)
+
+
+def _candidate(view: View, score: float, cost: Cost | None = None) -> Candidate:
+    occupancy = view.occupancy
+    return Candidate(
+        endpoint_id=view.endpoint.id,
+        cached_tokens=view.cached_tokens,
+        num_requests=occupancy.num_requests,
+        is_known=occupancy.is_known,
+        score=score,
+        cost=cost,
+    )

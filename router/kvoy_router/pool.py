@@ -1,0 +1,317 @@
+"""All engines that this router knows, by model, and the pick of one of them for a request.
+
+Owns endpoints, the prefix index, assumed blocks and leases. Telemetry and discovery tell it what
+happens, dispatch asks it to pick. It does no I/O and has no clock: `now_s` comes with every call,
+from any clock that does not run backwards. One thread owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from kvoy_contract.errors import ContextLengthExceeded, ModelNotFound, Unavailable
+from kvoy_router import filters
+from kvoy_router.assumed import Assumed
+from kvoy_router.decision import Decision
+from kvoy_router.endpoint import Endpoint, EngineInfo, Knowledge, LoadView
+from kvoy_router.filters import Rejection
+from kvoy_router.lease import Lease, Ledger
+from kvoy_router.model import Model
+from kvoy_router.occupancy import occupancies
+from kvoy_router.policies import KvAware, Policy, View
+from kvoy_router.prefix_index import Hashes, PrefixIndex, keys_of
+from kvoy_router.request import InferenceRequest
+
+RETRY_AFTER_S = 2.0
+"""Told to clients when nothing can serve: about how soon an engine's readiness shows."""
+MAX_REMEMBERED_NUMBERS = 10_000
+"""Addresses of removed engines whose request numbers go on when they come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    stale_after_s: float = 3.0
+    """Engines report at least each second; after three silent ones a report is not believed."""
+    max_index_entries: int = 16_000_000
+    """About 2.5 GB if ever reached; engines of 300,000 KV tokens each put 5,000 in."""
+
+
+class Pool:
+    def __init__(
+        self,
+        router_id: str,
+        policy: Policy | None = None,
+        *,
+        config: PoolConfig | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self.router_id = router_id
+        self.config = config or PoolConfig()
+        self.policy: Policy = policy or KvAware(random or Random())
+        self.index = PrefixIndex(self.config.max_index_entries)
+        self.assumed = Assumed()
+        self._endpoints: dict[str, Endpoint] = {}
+        self._models: dict[str, Model] = {}
+        self._last_numbers: dict[str, int] = {}
+        self._num_picks = 0
+
+    # What there is
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        return tuple(self._endpoints.values())
+
+    def endpoint(self, endpoint_id: str) -> Endpoint | None:
+        return self._endpoints.get(endpoint_id)
+
+    def models(self) -> list[str]:
+        """Names that can be asked for: declared ones, and those that an engine serves."""
+        return [name for name, model in self._models.items() if model.is_listed]
+
+    def endpoints_of(self, model: str) -> Sequence[Endpoint]:
+        """Raises ModelNotFound, or Unavailable while no engine has told its name yet."""
+        return tuple(self._model_named(model).endpoints)
+
+    def describe_endpoints(self, now_s: float) -> list[dict[str, Any]]:
+        """For `/debug/engines`."""
+        return [e.to_dict(now_s, self.index.num_held(e.slot)) for e in self._endpoints.values()]
+
+    # Discovery
+
+    def declare_model(self, name: str) -> None:
+        """The model belongs to this router even while no engine serves it: 503, not 404."""
+        self._model_called(name).is_declared = True
+
+    def add_endpoint(self, address: str, telemetry_address: str = "") -> Endpoint:
+        """Its id is its address; adding it again changes nothing."""
+        known = self._endpoints.get(address)
+        if known is not None:
+            return known
+        ledger = Ledger(self._last_numbers.pop(address, 0))
+        endpoint = Endpoint(address, telemetry_address, self.index.add_slot(), ledger)
+        self._endpoints[address] = endpoint
+        return endpoint
+
+    def remove_endpoint(self, endpoint_id: str) -> None:
+        """Its open leases stay valid and are released as always."""
+        endpoint = self._endpoints.pop(endpoint_id, None)
+        if endpoint is None:
+            return
+        self._leave_models(endpoint)
+        self.assumed.drop_all(endpoint.slot)
+        self.index.forget(endpoint.slot)
+        self._last_numbers[endpoint_id] = endpoint.ledger.last_number
+        if len(self._last_numbers) > MAX_REMEMBERED_NUMBERS:
+            del self._last_numbers[next(iter(self._last_numbers))]
+
+    def set_draining(self, endpoint_id: str, is_draining: bool) -> None:
+        """Discovery's word that an engine is to get nothing new."""
+        if endpoint := self._endpoints.get(endpoint_id):
+            endpoint.is_draining = is_draining
+
+    # Telemetry. Events of an endpoint that has been removed are ignored.
+
+    def on_describe(self, endpoint_id: str, info: EngineInfo, now_s: float) -> None:
+        endpoint = self._endpoints.get(endpoint_id)
+        if endpoint is None:
+            return
+        before = endpoint.info
+        if before is not None and before.epoch != info.epoch:
+            self._forget_blocks(endpoint)
+            endpoint.restart()
+        endpoint.info = info
+        if before is None or before.model_names != info.model_names:
+            self._leave_models(endpoint)
+            for name in info.model_names:
+                self._model_called(name).endpoints.append(endpoint)
+
+    def on_snapshot_begin(self, endpoint_id: str, now_s: float) -> None:
+        if endpoint := self._endpoints.get(endpoint_id):
+            self._forget_blocks(endpoint)
+            endpoint.knowledge = Knowledge.SYNCING
+
+    def on_snapshot_chunk(self, endpoint_id: str, hashes: Hashes, now_s: float) -> None:
+        if endpoint := self._endpoints.get(endpoint_id):
+            self.index.store(endpoint.slot, keys_of(hashes))
+
+    def on_snapshot_end(self, endpoint_id: str, now_s: float) -> None:
+        if endpoint := self._endpoints.get(endpoint_id):
+            endpoint.knowledge = Knowledge.EXACT
+
+    def on_blocks(
+        self,
+        endpoint_id: str,
+        removed: Hashes,
+        stored: Hashes,
+        cleared: bool,
+        now_s: float,
+    ) -> None:
+        """Apply a delta in the contract's order: cleared, removed, stored."""
+        endpoint = self._endpoints.get(endpoint_id)
+        if endpoint is None:
+            return
+        if cleared:
+            self._forget_blocks(endpoint)
+        if removed:
+            keys = keys_of(removed)
+            self.index.remove(endpoint.slot, keys)
+            self.assumed.drop(endpoint.slot, keys)
+        if stored:
+            keys = keys_of(stored)
+            self.index.store(endpoint.slot, keys)
+            self.assumed.drop(endpoint.slot, keys)
+
+    def on_load(self, endpoint_id: str, load: LoadView, now_s: float) -> None:
+        if endpoint := self._endpoints.get(endpoint_id):
+            endpoint.take_load(load, now_s)
+        self.index.sweep()
+        self.assumed.expire(now_s)
+
+    def on_lost(self, endpoint_id: str, now_s: float) -> None:
+        """The telemetry stream broke or had a gap: nothing about this engine is known any more."""
+        endpoint = self._endpoints.get(endpoint_id)
+        if endpoint is None or endpoint.knowledge is Knowledge.LOST:
+            return
+        self._forget_blocks(endpoint)
+        endpoint.forget_load()
+        endpoint.knowledge = Knowledge.LOST
+
+    # The pick
+
+    def pick(
+        self, request: InferenceRequest, now_s: float, exclude: frozenset[str] = frozenset()
+    ) -> Decision:
+        """Choose an engine and reserve the request's load there.
+
+        Raises ModelNotFound, ContextLengthExceeded, or Unavailable when no engine may serve it.
+        """
+        model = self._model_named(request.model)
+        rejected: list[Rejection] = []
+        endpoints = self._eligible(model, request, now_s, exclude, rejected)
+        keys = keys_of(request.hashes)
+        self.assumed.expire(now_s)
+        depths = self.index.match(keys, self.assumed.sets)
+        views = self._views(endpoints, depths, request, now_s)
+        best_cached_tokens = max(view.cached_tokens for view in views)
+        traffic = model.traffic(request)
+        position, candidates = self.policy.choose(request, views, traffic)
+        model.learn_reuse(best_cached_tokens, request.num_prompt_tokens)
+        view = views[position]
+        depth = depths.get(view.endpoint.slot, 0)
+        self.index.touch(keys[:depth])
+        lease = self._lease(view, request, keys[depth:], now_s)
+        return Decision(
+            request_id=request.request_id,
+            model=request.model,
+            policy=self.policy.name,
+            endpoint=view.endpoint,
+            lease=lease,
+            cached_tokens=view.cached_tokens,
+            best_cached_tokens=best_cached_tokens,
+            now_s=now_s,
+            candidates=candidates,
+            rejected=tuple(rejected),
+        )
+
+    def check_integrity(self) -> None:
+        self.index.check_integrity()
+        for endpoint in self._endpoints.values():
+            endpoint.ledger.check_integrity()
+
+    def _eligible(
+        self,
+        model: Model,
+        request: InferenceRequest,
+        now_s: float,
+        exclude: frozenset[str],
+        rejected: list[Rejection],
+    ) -> Sequence[Endpoint]:
+        serving = filters.keep(model.endpoints, filters.is_serving(exclude), rejected)
+        if not serving:
+            raise Unavailable(
+                f"No engine can serve the model `{request.model}` now.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        fitting = filters.keep(serving, filters.can_hold_prompt(request), rejected)
+        if not fitting:
+            raise ContextLengthExceeded(
+                f"The prompt has {request.num_prompt_tokens} tokens, more than any engine of the"
+                f" model `{request.model}` can take.",
+                param="messages",
+            )
+        fitting = filters.prefer(fitting, filters.can_hold_output(request), rejected)
+        is_fresh = filters.is_fresh(now_s, self.config.stale_after_s)
+        return filters.prefer(fitting, is_fresh, rejected)
+
+    def _views(
+        self,
+        endpoints: Sequence[Endpoint],
+        depths: dict[int, int],
+        request: InferenceRequest,
+        now_s: float,
+    ) -> list[View]:
+        stale_after_s = self.config.stale_after_s
+        known = [endpoint.is_known(now_s, stale_after_s) for endpoint in endpoints]
+        stride, prompt_tokens = request.stride, request.num_prompt_tokens
+        return [
+            View(endpoint, min(depths.get(endpoint.slot, 0) * stride, prompt_tokens), occupancy)
+            for endpoint, occupancy in zip(endpoints, occupancies(endpoints, known), strict=True)
+        ]
+
+    def _lease(
+        self, view: View, request: InferenceRequest, new_keys: Sequence[int], now_s: float
+    ) -> Lease:
+        endpoint = view.endpoint
+        self._num_picks += 1
+        endpoint.last_pick = self._num_picks
+        self.assumed.claim(endpoint.slot, new_keys)
+        return Lease(
+            endpoint,
+            request.model,
+            cached_tokens=view.cached_tokens,
+            prefill_tokens=max(request.num_prompt_tokens - view.cached_tokens, 1),
+            context_tokens=request.num_prompt_tokens * request.num_choices,
+            assumed_keys=new_keys,
+            now_s=now_s,
+            on_release=self._on_release,
+        )
+
+    def _on_release(self, lease: Lease, now_s: float, output_tokens: int | None) -> None:
+        computed = lease.first_token_s is not None
+        if lease.assumed_keys and lease.slot == lease.endpoint.slot:
+            if computed:
+                self.assumed.drop_later(lease.slot, lease.assumed_keys, now_s)
+            else:
+                self.assumed.drop(lease.slot, lease.assumed_keys)
+        model = self._models.get(lease.model)
+        if computed and model is not None:
+            model.learn_output(lease, now_s, output_tokens)
+
+    def _forget_blocks(self, endpoint: Endpoint) -> None:
+        self.assumed.drop_all(endpoint.slot)
+        self.index.forget(endpoint.slot)
+        endpoint.slot = self.index.add_slot()
+        endpoint.num_resets += 1
+
+    def _model_named(self, name: str) -> Model:
+        model = self._models.get(name)
+        if model is not None:
+            return model
+        if self._endpoints and all(e.info is None for e in self._endpoints.values()):
+            raise Unavailable("No engine has reported yet.", retry_after_s=RETRY_AFTER_S)
+        raise ModelNotFound(name)
+
+    def _model_called(self, name: str) -> Model:
+        model = self._models.get(name)
+        if model is None:
+            model = self._models[name] = Model(name)
+        return model
+
+    def _leave_models(self, endpoint: Endpoint) -> None:
+        names: Iterable[str] = endpoint.info.model_names if endpoint.info else ()
+        for name in names:
+            model = self._models.get(name)
+            if model is not None and endpoint in model.endpoints:
+                model.endpoints.remove(endpoint)
