@@ -1,0 +1,94 @@
+"""The paged key/value memory: one tensor in which one block is one contiguous range of bytes.
+
+Layout `kv[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`, so a block can be sent
+to another engine as it lies. Which block holds what is the block pool's knowledge, not this
+module's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvoy_engine.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """The shape and dtype of one block."""
+
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvShape:
+        return cls(config.num_layers, config.num_kv_heads, block_size, config.head_dim, dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        elements = self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim
+        return elements * self.dtype.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        return self.block_bytes // self.block_size
+
+
+class KvCache:
+    """`num_blocks` blocks. Memory is taken from the system as blocks are first written."""
+
+    def __init__(self, shape: KvShape, num_blocks: int, device: torch.device) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        # Zeros, not uninitialised: what masked positions multiply must at least be finite.
+        self.tensor = torch.zeros(
+            num_blocks,
+            shape.num_layers,
+            2,
+            shape.num_kv_heads,
+            shape.block_size,
+            shape.head_dim,
+            dtype=shape.dtype,
+            device=device,
+        )
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """(num_blocks, num_kv_heads, block_size, head_dim) view."""
+        return self.tensor[:, layer, 0]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """(num_blocks, num_kv_heads, block_size, head_dim) view."""
+        return self.tensor[:, layer, 1]
+
+
+def available_host_bytes() -> int:
+    """Memory that this process may still take: the system's, and its cgroup's when that is less."""
+    available = _mem_available()
+    limit = _read_int(Path("/sys/fs/cgroup/memory.max"))
+    used = _read_int(Path("/sys/fs/cgroup/memory.current"))
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def _mem_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such cgroup file, or "max"
+        return None

@@ -1,0 +1,97 @@
+"""Which weight format this machine should use, by name or by a short measurement at start."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from kvoy_engine.linear import Bf16PackedFormat, Fp16PackedFormat, PlainFormat, WeightFormat
+from kvoy_engine.model_config import ModelConfig
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_MEASURED_ROWS = (1, 8, 512)
+"""One user, a small batch, a prompt."""
+_MAX_MEASURED_WEIGHTS = 4 << 20
+"""Larger layers are measured by a part of them, so that the choice takes well under a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChoice:
+    format: WeightFormat
+    measured_us: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Format name to microseconds at 1, 8 and 512 rows; empty when there was nothing to choose."""
+
+    def explain(self) -> dict[str, str]:
+        rows = "/".join(map(str, _MEASURED_ROWS))
+        return {
+            f"us at {rows} rows, {name}": " / ".join(f"{value:.0f}" for value in times)
+            for name, times in self.measured_us.items()
+        }
+
+
+def choose_format(dtype: str, config: ModelConfig, device: torch.device) -> FormatChoice:
+    """The format for `dtype`, or for "auto" the best half-precision format of this machine.
+
+    On CUDA "auto" keeps a half-precision checkpoint's own dtype. On a CPU it measures the packed
+    formats that the CPU supports, and is float32 where there is none. Raises ValueError for an
+    unknown dtype.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    if device.type != "cpu":
+        own = config.dtype if config.dtype in ("float16", "bfloat16") else "bfloat16"
+        return FormatChoice(PlainFormat(DTYPES[own if dtype == "auto" else dtype], device))
+    if dtype == "auto":
+        return _fastest(_packed_formats(), config)
+    for packed in _packed_formats():
+        if packed.weight_dtype == DTYPES[dtype]:
+            return FormatChoice(packed)
+    return FormatChoice(PlainFormat(DTYPES[dtype], device))
+
+
+def _packed_formats() -> list[WeightFormat]:
+    formats: list[WeightFormat] = []
+    if Fp16PackedFormat.is_supported():
+        formats.append(Fp16PackedFormat())
+    if Bf16PackedFormat.is_supported():
+        formats.append(Bf16PackedFormat())
+    return formats
+
+
+def _fastest(formats: list[WeightFormat], config: ModelConfig) -> FormatChoice:
+    if not formats:
+        return FormatChoice(PlainFormat(torch.float32, torch.device("cpu")))
+    if len(formats) == 1:
+        return FormatChoice(formats[0])
+    measured = {each.name: tuple(_measure_us(each, config)) for each in formats}
+    # The geometric mean: a format twice as fast at any of the sizes counts the same.
+    best = min(formats, key=lambda each: math.prod(measured[each.name]))
+    return FormatChoice(best, measured)
+
+
+def _measure_us(weight_format: WeightFormat, config: ModelConfig) -> list[float]:
+    """Best of a few runs per number of rows, on a layer of the model's own shape."""
+    width = config.hidden_size
+    out = min(2 * config.intermediate_size, max(256, _MAX_MEASURED_WEIGHTS // width))
+    linear = weight_format.linear(torch.full((out, width), 0.01), None)
+    times = []
+    for num_rows in _MEASURED_ROWS:
+        x = torch.ones(num_rows, width, dtype=weight_format.activation_dtype)
+        runs = 4 if num_rows > 64 else 12
+        times.append(min(_timed_us(linear, x) for _ in range(runs)))
+    return times
+
+
+def _timed_us(linear: object, x: torch.Tensor) -> float:
+    assert callable(linear)
+    start = time.perf_counter()
+    linear(x)
+    return (time.perf_counter() - start) * 1e6
