@@ -127,7 +127,7 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One message of a chat. Fields of an assistant's answer come back as the client received them."""
+    """One message of a chat; an assistant's answer comes back as the client received it."""
 
     role: Role
     content: str | list[ContentPart] | None = None

@@ -99,7 +99,7 @@ class SseParser:
         self._at_stream_start = True
 
     def feed(self, piece: bytes) -> list[SseEvent]:
-        """The events that `piece` completes. Raises UpstreamFailed for an event that is too large."""
+        """The events that `piece` completes. Raises UpstreamFailed for too large an event."""
         self._buffer += piece
         events: list[SseEvent] = []
         while (end := self._find_line_end()) is not None:
@@ -111,7 +111,7 @@ class SseParser:
 
     @property
     def has_partial_event(self) -> bool:
-        """Whether bytes of an unfinished event are held: at the end of a stream it was cut short."""
+        """Whether an unfinished event is held: at its end, the stream was cut short."""
         return bool(self._buffer.strip(b"\r\n") or self._data or self._comments)
 
     def _find_line_end(self) -> int | None:

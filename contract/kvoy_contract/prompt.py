@@ -1,0 +1,316 @@
+"""From a request to the token ids of its prompt: the one implementation, for engines and routers.
+
+A chat is rendered by the model's own template and split at the control tokens that the template
+wrote; the pieces between them are encoded one by one through a cache. The result equals
+transformers' `apply_chat_template` for ordinary content, and content that spells a control token
+stays text. A plain completion's text is read as transformers reads it: control tokens in it count,
+and the beginning-of-text token is there exactly once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvoy_contract.byte_tokenizer import ByteCodec, byte_tokenizer_files
+from kvoy_contract.chat_template import ChatTemplate
+from kvoy_contract.codec import Codec, HuggingFaceCodec
+from kvoy_contract.control_tokens import (
+    ControlTokens,
+    map_strings,
+    strings_in,
+    unused_sentinels,
+)
+from kvoy_contract.errors import BadRequest, ContextLengthExceeded
+from kvoy_contract.openai_requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Message,
+)
+from kvoy_contract.segment_cache import DEFAULT_MAX_BYTES, SegmentCache
+from kvoy_contract.tokenizer_files import GENERATION_CONFIG, TokenizerFiles
+
+__all__ = ["PromptEncoder", "TokenizerFiles", "byte_tokenizer_files"]
+
+_PROBE_TEXTS = ("Hello  world\n", " a", "\n\n  é中🦙", "x")
+
+
+class PromptEncoder:
+    """The tokenizer of one model with its chat template. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        *,
+        vocab_size: int | None = None,
+        cache_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> None:
+        """`vocab_size` is the model's own, where it differs from the tokenizer's.
+
+        Raises ValueError when the files make no tokenizer.
+        """
+        self.files = files
+        self.codec = _make_codec(files)
+        self.vocab_size = vocab_size if vocab_size is not None else self.codec.vocab_size
+        """Ids from a client are below it."""
+        source = files.chat_template()
+        self._template = ChatTemplate(source, files.special_tokens()) if source else None
+        self._controls = ControlTokens(self.codec.added_tokens.values(), source or "")
+        self._cache = SegmentCache(cache_bytes)
+        self.eos_token_ids = _eos_token_ids(files, self.codec)
+        """Sampling one of these ends an answer."""
+        self.bos_token_id = _token_id(self.codec, files.special_tokens().get("bos_token"))
+        self.is_segment_safe = self._probe_segments()
+        """Whether encoding piece by piece gives the ids of the whole; else it is encoded whole."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    @property
+    def cache(self) -> SegmentCache:
+        return self._cache
+
+    def encode_chat(
+        self, request: ChatCompletionRequest, max_tokens: int | None = None
+    ) -> list[int]:
+        """The prompt of a chat. Raises BadRequest, naming the field.
+
+        A text that cannot fit into `max_tokens` is refused before the work of encoding it.
+        """
+        self.check_token_ids(request)
+        rendered = self._render(request)
+        ids = self._encode(rendered.text, rendered.sentinel, max_tokens, "messages")
+        if not ids:
+            raise BadRequest("The chat template renders an empty prompt.", param="messages")
+        return ids
+
+    def encode_prompts(
+        self, request: CompletionRequest, max_tokens: int | None = None
+    ) -> list[list[int]]:
+        """The prompts of a completion, one list each. Raises BadRequest, naming the field."""
+        self.check_token_ids(request)
+        encoded: list[list[int]] = []
+        for prompt in request.prompts:
+            if isinstance(prompt, str):
+                ids = self.encode_text(prompt, max_tokens=max_tokens)
+            else:
+                ids = list(prompt)
+            self.check_prompt_ids(ids)
+            encoded.append(ids)
+        return encoded
+
+    def encode_text(
+        self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """A plain text; control tokens in it count. What stands around a text is there once."""
+        ids = self._encode(text, "", max_tokens, "prompt")
+        if not add_special_tokens:
+            return ids
+        prefix, suffix = list(self.codec.prefix_ids), list(self.codec.suffix_ids)
+        if prefix and ids[: len(prefix)] != prefix:
+            ids = prefix + ids
+        if suffix and ids[-len(suffix) :] != suffix:
+            ids = ids + suffix
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids, as transformers gives it. Raises BadRequest for an id out of range."""
+        for token_id in ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise BadRequest(self._out_of_range(token_id), param="tokens")
+        return self.codec.decode(ids, skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token in the middle of a text."""
+        return self.codec.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text; U+FFFD stands for a part of a character."""
+        return self.codec.token_bytes(token_id).decode("utf-8", "replace")
+
+    def check_token_ids(self, request: GenerationRequest) -> None:
+        """Raises BadRequest for an id outside the vocabulary in `logit_bias`, `stop_token_ids`."""
+        for token_id in request.token_biases:
+            if token_id >= self.vocab_size:
+                raise BadRequest(self._out_of_range(token_id), param="logit_bias")
+        for token_id in request.stop_token_ids:
+            if token_id >= self.vocab_size:
+                raise BadRequest(self._out_of_range(token_id), param="stop_token_ids")
+
+    def check_prompt_ids(self, ids: Sequence[int]) -> None:
+        """Raises BadRequest for an empty prompt and for ids outside the vocabulary."""
+        if not ids:
+            raise BadRequest("The prompt is empty.", param="prompt")
+        for token_id in (min(ids), max(ids)):
+            if not 0 <= token_id < self.vocab_size:
+                raise BadRequest(self._out_of_range(token_id), param="prompt")
+
+    def render_chat(self, request: ChatCompletionRequest) -> str:
+        """The prompt's text, as a person would read it. Raises BadRequest."""
+        rendered = self._render(request)
+        return rendered.text.replace(rendered.sentinel, "")
+
+    def _render(self, request: ChatCompletionRequest) -> _Rendered:
+        if self._template is None:
+            raise BadRequest(
+                "This model has no chat template; use /v1/completions.", param="messages"
+            )
+        messages = [self._as_dict(message) for message in request.messages]
+        arguments = dict(request.chat_template_kwargs or {})
+        sentinel, end_mark = self._sentinels([messages, arguments])
+        messages = [self._shield(message, sentinel) for message in messages]
+        if request.continue_final_message:
+            # As transformers does it: the space shows whether the template trims the content.
+            _append_text(messages[-1], f"{end_mark} ")
+        text = self._template.render(
+            messages,
+            add_generation_prompt=request.add_generation_prompt,
+            arguments=self._shield(arguments, sentinel),
+        )
+        if request.continue_final_message:
+            text = _cut_at_mark(text, end_mark)
+        return _Rendered(text, sentinel)
+
+    def _as_dict(self, message: Message) -> dict[str, Any]:
+        """What the template sees: fields that were given, the content in the form that it takes."""
+        assert self._template is not None
+        content: Any = message.content
+        if isinstance(content, list):
+            texts = [part.text for part in content]
+            parts = [{"type": "text", "text": text} for text in texts]
+            content = parts if self._template.takes_parts else "\n".join(texts)
+        fields: dict[str, Any] = {"role": self._role(message.role), "content": content}
+        if message.name is not None:
+            fields["name"] = message.name
+        reasoning = message.reasoning_content or message.reasoning
+        if reasoning is not None:
+            fields |= {"reasoning_content": reasoning, "thinking": reasoning}
+        return fields
+
+    def _role(self, role: str) -> str:
+        """`developer` is OpenAI's newer word for `system`; few templates know it."""
+        assert self._template is not None
+        knows_developer = "developer" in self._template.source
+        return "system" if role == "developer" and not knows_developer else role
+
+    def _sentinels(self, value: Any) -> tuple[str, str]:
+        """(breaks control tokens, marks the end of a message to go on from)."""
+        assert self._template is not None
+        try:
+            sentinel, end_mark = unused_sentinels([*strings_in(value), self._template.source], 2)
+        except ValueError as error:
+            raise BadRequest(
+                f"The messages cannot be encoded: {error}.", param="messages"
+            ) from None
+        return sentinel, end_mark
+
+    def _shield(self, fields: dict[str, Any], sentinel: str) -> dict[str, Any]:
+        is_forgeable = fields.get("role") != "assistant"
+
+        def shield(text: str) -> str:
+            return self._controls.shield(text, sentinel, forgeable=is_forgeable)
+
+        return {name: map_strings(value, shield) for name, value in fields.items()}
+
+    def _encode(self, text: str, sentinel: str, max_tokens: int | None, param: str) -> list[int]:
+        """Encode a text in which whole control tokens count and broken ones are plain text."""
+        self._check_length(text, max_tokens, param)
+        if not self.is_segment_safe and not (sentinel and sentinel in text):
+            return self.codec.encode_whole(text)
+        return self._encode_by_segments(text, sentinel)
+
+    def _encode_by_segments(self, text: str, sentinel: str) -> list[int]:
+        ids: list[int] = []
+        for segment in self._controls.split(text):
+            if segment.control_id is not None:
+                ids.append(segment.control_id)
+            else:
+                ids.extend(self._encode_piece(segment.text, sentinel))
+        return ids
+
+    def _encode_piece(self, text: str, sentinel: str) -> Sequence[int]:
+        clean = text.replace(sentinel, "") if sentinel else text
+        ids = self._cache.get(clean)
+        if ids is None:
+            ids = array("I", self.codec.encode(clean))
+            self._cache.put(clean, ids)
+        if len(clean) == len(text) or self._controls.ids.isdisjoint(ids):
+            return ids
+        # This vocabulary finds the token in plain text too: keep its two halves apart.
+        return [i for part in text.split(sentinel) for i in self.codec.encode(part)]
+
+    def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
+        if max_tokens is None or len(text) <= 4 * max_tokens:
+            return
+        longest = self.codec.longest_token_bytes()
+        if longest and len(text) > longest * max_tokens:
+            raise ContextLengthExceeded(
+                f"The prompt has more than {len(text) // longest} tokens, and the model's context "
+                f"holds {max_tokens}.",
+                param=param,
+            )
+
+    def _out_of_range(self, token_id: int) -> str:
+        return f"Token id {token_id} is outside the vocabulary, 0 to {self.vocab_size - 1}."
+
+    def _probe_segments(self) -> bool:
+        a, b, c, d = _PROBE_TEXTS
+        texts = [f"{a}{t.content}{b}{t.content}{t.content}{c}" for t in self._controls]
+        texts += [f"{t.content}{d}{t.content}" for t in self._controls]
+        whole = self.codec.probe_whole(texts)
+        return all(
+            self._encode_by_segments(text, "") == ids
+            for text, ids in zip(texts, whole, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    text: str
+    sentinel: str
+    """Where this stands in `text`, a control token is broken."""
+
+
+def _make_codec(files: TokenizerFiles) -> Codec:
+    if files.digest == byte_tokenizer_files().digest:
+        return ByteCodec()
+    return HuggingFaceCodec(files)
+
+
+def _token_id(codec: Codec, content: str | None) -> int | None:
+    for token in codec.added_tokens.values():
+        if token.content == content:
+            return token.id
+    return None
+
+
+def _eos_token_ids(files: TokenizerFiles, codec: Codec) -> tuple[int, ...]:
+    """Of the generation configuration (one or several) and the tokenizer, without repetition."""
+    given = files.read_json(GENERATION_CONFIG).get("eos_token_id")
+    ids = list(given) if isinstance(given, list) else [given]
+    ids.append(_token_id(codec, files.special_tokens().get("eos_token")))
+    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and i >= 0))
+
+
+def _append_text(message: dict[str, Any], text: str) -> None:
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + text
+    elif content:
+        content[-1]["text"] += text
+
+
+def _cut_at_mark(text: str, mark: str) -> str:
+    """Everything before the mark at the end of the last message."""
+    end = text.rfind(mark)
+    if end < 0:
+        raise BadRequest(
+            "The chat template drops the end of the last message, so it cannot be continued.",
+            param="continue_final_message",
+        )
+    is_kept = text.startswith(f"{mark} ", end)
+    return text[:end] if is_kept else text[:end].rstrip()
