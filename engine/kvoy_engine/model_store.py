@@ -75,6 +75,15 @@ def default_name(reference: str) -> str:
     return path.stem if path.suffix == ".gguf" else path.absolute().name
 
 
+def entry_name(reference: str) -> str | None:
+    """The name that `kvoy model add REFERENCE` gives; None for what is a name already."""
+    if reference in BUILTIN_MODELS:
+        return None
+    if _NAME.fullmatch(reference) and is_prepared(models_folder() / reference):
+        return None
+    return default_name(reference).rpartition("/")[2]
+
+
 def resolve(reference: str, progress: Say, on_fraction: Fraction | None = None) -> Path:
     """The model folder of a reference, fetched or converted first where it has to be.
 
@@ -94,8 +103,12 @@ def _resolve(reference: str, progress: Say, on_fraction: Fraction) -> Path:
         return _from_hub(hub.parse_reference(reference), None, progress, on_fraction)
     if reference in BUILTIN_MODELS:
         return _from_builtin(BUILTIN_MODELS[reference], progress, on_fraction)
-    if _NAME.fullmatch(reference) and is_prepared(models_folder() / reference):
-        return models_folder() / reference
+    if _NAME.fullmatch(reference) and read_manifest(models_folder() / reference):
+        if is_prepared(models_folder() / reference):
+            return models_folder() / reference
+        raise ModelSourceError(
+            f"files of the model {reference!r} are gone or changed; add it again"
+        )
     path = Path(reference).expanduser()
     if path.is_dir():
         return _checked_folder(path)
@@ -128,9 +141,10 @@ def add(
     if path.is_file():
         return _from_gguf(path, name, dtype, progress, report)
     folder = resolve(reference, progress, on_fraction)
-    identity = read_manifest(folder)
+    manifest = read_manifest(folder)
+    identity = manifest.identity if manifest else f"folder:{folder}"
     files = {entry.name: entry.resolve() for entry in folder.iterdir() if entry.name != MANIFEST}
-    return _link_folder(name, reference, identity.identity if identity else "", files, progress)
+    return _link_folder(name, reference, identity, files, progress)
 
 
 def stored_models() -> list[StoredModel]:
