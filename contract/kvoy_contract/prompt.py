@@ -59,6 +59,8 @@ class PromptEncoder:
         source = files.chat_template()
         self._template = ChatTemplate(source, files.special_tokens()) if source else None
         self._controls = ControlTokens(self.codec.added_tokens.values(), source or "")
+        self.special_ids = frozenset(t.id for t in self.codec.added_tokens.values() if t.is_special)
+        """Left out of shown text."""
         self._cache = SegmentCache(cache_bytes)
         self.eos_token_ids = _eos_token_ids(files, self.codec)
         """Sampling one of these ends an answer."""
