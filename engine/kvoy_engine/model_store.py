@@ -143,7 +143,8 @@ def add(
     folder = resolve(reference, progress, on_fraction)
     manifest = read_manifest(folder)
     identity = manifest.identity if manifest else f"folder:{folder}"
-    files = {entry.name: entry.resolve() for entry in folder.iterdir() if entry.name != MANIFEST}
+    entries = (entry for entry in folder.iterdir() if entry.is_file() and entry.name != MANIFEST)
+    files = {entry.name: entry.resolve() for entry in entries}
     return _link_folder(name, reference, identity, files, progress)
 
 

@@ -1,0 +1,84 @@
+# Everything a newcomer or a contributor runs. `make help` lists it.
+#
+# Python packages go to .venv, by uv; nothing is installed again while pyproject.toml stays the same.
+# uv itself (where this machine has none), models, kernels and logs go to ~/.cache/kvoy.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# torch, or sim: a timing model that needs neither torch nor a model.
+RUNNER ?= torch
+# An index for torch alone, e.g. one with CPU builds; empty: from where everything else comes.
+TORCH_INDEX ?=
+# Options of `kvoy up`, `kvoy bench` or pytest, whichever the target runs.
+ARGS ?=
+export TORCH_INDEX
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+
+ifeq ($(filter torch sim,$(RUNNER)),)
+$(error RUNNER is torch or sim, not '$(RUNNER)')
+endif
+EXTRAS_torch := engine,router,cli
+EXTRAS_sim := sim,router,cli
+
+.PHONY: help up test check lint unit model format proto gpu-smoke bench clean
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
+		| while IFS=$$'\t' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
+	@printf '\n  %s\n' \
+		"make up RUNNER=sim          no torch and no model: a timing model answers" \
+		"make up TORCH_INDEX=URL     torch from another index than everything else" \
+		"make up ARGS='--engines 3'  any options of kvoy up"
+
+up: $(STAMPS)/$(RUNNER) ## a router and two engines on this machine, serving until Ctrl-C
+	@$(BIN)/kvoy up --runner $(RUNNER) $(ARGS)
+
+test: lint model ## all checks and all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint unit ## the fast part: format, lint, types, import layers, unit tests
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	tools/proto.sh $(BIN)/python --check
+
+unit: $(STAMPS)/dev
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+model: $(STAMPS)/dev
+	$(BIN)/kvoy model add smollm2-135m-instruct
+
+format: $(STAMPS)/dev ## format the code, and fix what the linter can fix
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+proto: $(STAMPS)/dev ## generate the telemetry stubs
+	tools/proto.sh $(BIN)/python
+
+gpu-smoke: $(STAMPS)/dev ## the engine on a CUDA device, compared with the CPU
+	$(BIN)/python -m kvoy_engine.gpu_smoke $(ARGS)
+
+bench: $(STAMPS)/dev ## a benchmark with its goals: ARGS='NAME --check'
+	$(BIN)/kvoy bench $(ARGS)
+
+clean: ## remove .venv and the tools' caches; ~/.cache/kvoy stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What is installed: one stamp for each set of extras.
+
+$(STAMPS)/torch $(STAMPS)/sim: $(STAMPS)/%: pyproject.toml
+	@tools/install.sh $(VENV) $(EXTRAS_$*)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: pyproject.toml
+	@tools/install.sh $(VENV) dev
+	@mkdir -p $(STAMPS) && touch $@
