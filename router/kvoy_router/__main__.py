@@ -1,0 +1,91 @@
+"""`kvoy router`: reads the configuration, serves until a signal, drains, and says what went
+wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+
+from kvoy_contract.settings import read_settings
+from kvoy_router import logs
+from kvoy_router.app import Router
+from kvoy_router.config import RouterConfig
+
+log = logging.getLogger(__name__)
+
+_DESCRIPTION = (
+    "One OpenAI endpoint in front of many engines: every request goes to the engine that already "
+    "holds its work, has the memory and the shortest queue."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a router; returns the exit status."""
+    config = read_settings(RouterConfig, "kvoy router", _DESCRIPTION, argv)
+    logs.configure(config.log_level, config.log_format)
+    _raise_file_limit(config.max_connections)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config))
+    except OSError as error:
+        print(f"kvoy router: {_explain(error, config)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(config: RouterConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    router = Router(config)
+    async with router.serving():
+        log.info(
+            "router listens",
+            extra={
+                "url": f"http://{config.host}:{router.server.port}/v1",
+                "policy": config.policy,
+                "router_id": router.pool.router_id,
+            },
+        )
+        await stop.wait()
+        log.info("router drains", extra={"connections": router.server.num_connections})
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed: the byte path costs half there."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    loop: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return loop
+
+
+def _raise_file_limit(max_connections: int) -> None:
+    """Ask for as many open files as the connections may need; less is served with less."""
+    wanted = 2 * max_connections + 1024
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def _explain(error: OSError, config: RouterConfig) -> str:
+    if error.errno == errno.EADDRINUSE:
+        ports = f"{config.port}"
+        if config.admin_port is not None:
+            ports += f" or {config.admin_port}"
+        return f"port {ports} on {config.host} is in use; choose another with --port"
+    return f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""One running router: its objects joined, from listening to draining.
+
+`__main__` gives it the configuration and the signals; tests run it inside their own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from pathlib import Path
+
+from kvoy_contract.errors import ApiError
+from kvoy_router.api import Api, make_admin_app
+from kvoy_router.config import EngineAddress, RouterConfig
+from kvoy_router.discovery import Discovery
+from kvoy_router.dispatch import Dispatcher
+from kvoy_router.fleet import Fleet
+from kvoy_router.http_client import ClientPool
+from kvoy_router.http_server import HttpServer
+from kvoy_router.metrics import Metrics, ServerGauges
+from kvoy_router.policies import make_policy
+from kvoy_router.pool import Pool, PoolConfig
+from kvoy_router.prompts import Prompts
+from kvoy_router.proxy import Proxy, ProxyOptions
+from kvoy_router.telemetry import TelemetryClient, TelemetryOptions
+
+log = logging.getLogger(__name__)
+
+_INDEX_ENTRY_BYTES = 160
+_PRUNE_S = 1.0
+
+
+class Router:
+    """Made inside a running event loop. `serving` is its life."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        loop = asyncio.get_running_loop()
+        self._now_s = loop.time
+        router_id = secrets.token_hex(8)
+        generator = random.Random()
+        self.pool = Pool(
+            router_id,
+            make_policy(config.policy, generator),
+            config=PoolConfig(
+                stale_after_s=config.stale_after_s,
+                max_index_entries=config.index_mib * 1024 * 1024 // _INDEX_ENTRY_BYTES,
+            ),
+            random=generator,
+        )
+        for name in config.model:
+            self.pool.declare_model(name)
+        self.prompts = Prompts()
+        self.metrics = Metrics()
+        self.clients = ClientPool(config.client_limits)
+        self.dispatcher = Dispatcher(self.pool, self.prompts, self._now_s, config.decisions_kept)
+        self._telemetry_options = TelemetryOptions(
+            router_id, version("kvoy"), config.secret, config.stale_after_s
+        )
+        self.fleet = Fleet(self.pool, self.prompts, self._watch, self.metrics.forget_engine)
+        self.discovery = Discovery(
+            config.engines,
+            Path(config.engines_file) if config.engines_file else None,
+            self.fleet.apply,
+        )
+        api = self._make_api(router_id)
+        self.server = HttpServer(api.serve_main, config.http_limits, self._on_refused)
+        self.admin_server: HttpServer | None = None
+        if config.admin_port is not None:
+            self.admin_server = HttpServer(api.serve_admin, config.http_limits)
+        self.metrics.observe(self.pool, self._gauges, self._now_s)
+
+    def _make_api(self, router_id: str) -> Api:
+        config = self.config
+        options = ProxyOptions(
+            router_id=router_id,
+            secret=config.secret,
+            response_headers=config.response_headers,
+            max_retries=config.max_retries,
+            request_timeout_s=config.request_timeout_s,
+        )
+        proxy = Proxy(self.dispatcher, self.clients, self.metrics, options, self._now_s)
+        admin = make_admin_app(
+            self.pool, self.dispatcher, self.metrics, self._now_s, version("kvoy")
+        )
+        return Api(
+            proxy,
+            self.dispatcher,
+            self.pool,
+            self.prompts,
+            admin,
+            admin_on_main_port=config.admin_port is None,
+        )
+
+    def _watch(self, engine: EngineAddress) -> asyncio.Task[None]:
+        client = TelemetryClient(
+            engine, self.pool, self.prompts, self._telemetry_options, self._now_s
+        )
+        return asyncio.create_task(client.run(), name=f"telemetry {engine.http}")
+
+    def _on_refused(self, error: ApiError) -> None:
+        self.metrics.on_refused(error.status)
+
+    def _gauges(self) -> ServerGauges:
+        return ServerGauges(
+            connections=self.server.num_connections,
+            buffered_bytes=self.server.buffered_bytes,
+            idle_engine_connections=self.clients.num_idle,
+        )
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Listen and watch; at the end drain the streams, then let go of everything.
+
+        Raises OSError when a port cannot be bound.
+        """
+        servers = [self.server]
+        await self.server.listen(self.config.host, self.config.port)
+        if self.admin_server is not None and self.config.admin_port is not None:
+            try:
+                await self.admin_server.listen(self.config.host, self.config.admin_port)
+            except OSError:
+                await self.server.drain(0.0)
+                raise
+            servers.append(self.admin_server)
+        helpers = [
+            asyncio.create_task(self.discovery.run(), name="discovery"),
+            asyncio.create_task(self._prune(), name="prune"),
+        ]
+        try:
+            yield
+        finally:
+            for server in servers:
+                is_clean = await server.drain(self.config.drain_timeout_s)
+                if not is_clean:
+                    log.warning("requests were cut at the end of the drain timeout")
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            await self.fleet.close()
+            self.clients.close()
+            self.prompts.close()
+
+    async def _prune(self) -> None:
+        while True:
+            await asyncio.sleep(_PRUNE_S)
+            self.clients.prune()

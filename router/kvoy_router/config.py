@@ -1,0 +1,174 @@
+"""The router's whole configuration; flags, environment and file come from it (see
+contract.settings)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from kvoy_contract.names import DEFAULT_ROUTER_PORT, TELEMETRY_PORT_OFFSET
+from kvoy_contract.settings import setting
+from kvoy_router.http_client import ClientLimits
+from kvoy_router.http_server import HttpLimits
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where one engine listens: `host:port` of its HTTP and of its gRPC telemetry."""
+
+    http: str
+    telemetry: str
+
+    @classmethod
+    def parse(cls, text: str) -> EngineAddress:
+        """Read `HOST:PORT` or `HOST:PORT@TELEMETRY_PORT`. Raises ValueError."""
+        http, at, telemetry_port = text.removeprefix("http://").rstrip("/").partition("@")
+        host, port = split_address(http)
+        telemetry = _port(telemetry_port, text) if at else port + TELEMETRY_PORT_OFFSET
+        return cls(f"{host}:{port}", f"{host}:{telemetry}")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of `host:port`; an IPv6 host stands in brackets. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return host, _port(port, address)
+
+
+def _port(text: str, whole: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise ValueError(f"{whole!r}: {text!r} is not a port")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Raises ValueError, naming the field, for a value that cannot work."""
+
+    engine: tuple[str, ...] = setting(
+        (),
+        help="address of an engine, HOST:PORT or HOST:PORT@TELEMETRY_PORT (its telemetry is on the "
+        "HTTP port + 1000 unless told); repeatable",
+        metavar="ADDRESS",
+    )
+    engines_file: str | None = setting(
+        None,
+        help="YAML file with the engines (`engines: [{address: HOST:PORT, telemetry: HOST:PORT}]`),"
+        " read again whenever it changes; added to --engine",
+        metavar="FILE",
+    )
+    model: tuple[str, ...] = setting(
+        (),
+        help="name of a model that is served here even while no engine has it: requests for it get "
+        "503 and Retry-After instead of 404; repeatable",
+        metavar="NAME",
+    )
+    host: str = setting("127.0.0.1", help="address to listen on; 0.0.0.0 for all")
+    port: int = setting(DEFAULT_ROUTER_PORT, help="port of the OpenAI API")
+    admin_port: int | None = setting(
+        None,
+        help="port for /metrics, /debug and /docs, which are then not on the main port; without it "
+        "they are",
+    )
+    policy: str = setting(
+        "kv-aware",
+        help="how an engine is chosen",
+        choices=("kv-aware", "least-load", "round-robin", "random"),
+    )
+    secret: str = setting(
+        "",
+        help="the service's secret, shown to engines; better given as KVOY_SECRET than as a flag",
+    )
+    response_headers: bool = setting(
+        True, help="answer with x-kvoy-engine and x-kvoy-cached-tokens"
+    )
+    max_retries: int = setting(
+        2, help="further engines to try when one fails before the client has seen a byte"
+    )
+    request_timeout_s: float = setting(
+        600.0, help="seconds that a request may take as a whole; 504 beyond"
+    )
+    connect_timeout_s: float = setting(2.0, help="seconds to connect to an engine")
+    first_byte_timeout_s: float = setting(
+        300.0, help="seconds until an engine begins to answer; covers its queue and prefill"
+    )
+    idle_timeout_s: float = setting(60.0, help="seconds of silence within an engine's answer")
+    engine_keep_alive_s: float = setting(
+        4.0,
+        help="seconds that an unused connection to an engine is kept; below what the engines keep "
+        "(5 is common)",
+    )
+    stale_after_s: float = setting(
+        5.0,
+        help="seconds without a load report until an engine counts as unknown; one a second is due",
+    )
+    index_mib: int = setting(256, help="memory for the index of what engines hold, in MiB")
+    max_body_mib: int = setting(32, help="largest request body, in MiB; 413 beyond")
+    max_buffered_mib: int = setting(512, help="memory for all request bodies at once, in MiB")
+    max_connections: int = setting(16384, help="client connections at once; 503 beyond")
+    header_timeout_s: float = setting(
+        10.0, help="seconds that a client may take to send its headers"
+    )
+    body_timeout_s: float = setting(
+        30.0, help="seconds for a request's body, besides one second for every 16 KiB of it"
+    )
+    keep_alive_s: float = setting(75.0, help="seconds that an idle client connection is kept")
+    drain_timeout_s: float = setting(
+        30.0, help="seconds that running requests get after SIGTERM before they are cut"
+    )
+    decisions_kept: int = setting(1000, help="routing decisions that /debug/decisions remembers")
+    log_level: str = setting(
+        "info", help="least level to log", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = setting("text", help="one line per event", choices=("text", "json"))
+
+    def __post_init__(self) -> None:
+        if not self.engine and self.engines_file is None:
+            raise ValueError("engine: give at least one --engine, or an --engines-file")
+        for text in self.engine:
+            try:
+                EngineAddress.parse(text)
+            except ValueError as error:
+                raise ValueError(f"engine: {error}") from None
+        for name in ("port", "admin_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port < 65536:
+                raise ValueError(f"{name}: {port} is not a port")
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError("admin_port: must differ from port")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_s") and not (0 < value < math.inf):
+                raise ValueError(f"{field.name}: must be above 0, not {value:g}")
+            if field.name.endswith("_mib") and value < 1:
+                raise ValueError(f"{field.name}: must be at least 1, not {value}")
+        for name, least in (("max_retries", 0), ("max_connections", 1), ("decisions_kept", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: must be at least {least}")
+
+    @property
+    def engines(self) -> tuple[EngineAddress, ...]:
+        return tuple(EngineAddress.parse(text) for text in self.engine)
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        return HttpLimits(
+            max_connections=self.max_connections,
+            max_body_bytes=self.max_body_mib * _MIB,
+            max_buffered_bytes=self.max_buffered_mib * _MIB,
+            head_s=self.header_timeout_s,
+            body_s=self.body_timeout_s,
+            keep_alive_s=self.keep_alive_s,
+        )
+
+    @property
+    def client_limits(self) -> ClientLimits:
+        return ClientLimits(
+            connect_s=self.connect_timeout_s,
+            first_byte_s=self.first_byte_timeout_s,
+            idle_s=self.idle_timeout_s,
+            keep_alive_s=self.engine_keep_alive_s,
+        )

@@ -1,0 +1,157 @@
+"""The one path of a request to an engine: parse once, encode once, pick; every surface uses it.
+
+Knows models, prompts and the pool; knows neither HTTP framing nor how an answer travels back.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvoy_contract import envelope as envelopes
+from kvoy_contract.errors import Unavailable
+from kvoy_contract.names import CHAT_COMPLETIONS_PATH
+from kvoy_contract.openai import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+)
+from kvoy_contract.prompt import PromptEncoder
+from kvoy_router.decision import Decision
+from kvoy_router.endpoint import EngineInfo
+from kvoy_router.pool import Pool
+from kvoy_router.prompts import EncodedPrompt, Hashing, Prompts, guess
+from kvoy_router.request import InferenceRequest
+
+_UNUSED_STRIDE = 64
+"""Of a request without hashes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A client's request, ready to be sent to any engine of its model."""
+
+    request_id: str
+    path: str
+    body: bytes
+    """The client's own."""
+    model: str
+    is_stream: bool
+    prompt: EncodedPrompt
+    seed: int | None
+    """Drawn here when the client gave none, so that every engine would draw the same tokens."""
+    inference: InferenceRequest
+
+    def envelope(self, router_id: str, decision: Decision) -> bytes:
+        """The body for an engine that takes envelopes."""
+        envelope = envelopes.Envelope(
+            router_id=router_id,
+            number=decision.lease.number,
+            settled_through=decision.lease.settled_through,
+            # Two clients may use one id, and an engine tells its live requests apart by it.
+            request_id=f"{self.request_id}.{secrets.token_hex(4)}",
+            token_ids=self.prompt.packed,
+            tokenizer_digest=self.prompt.digest,
+            seed=self.seed,
+        )
+        return envelopes.encode(envelope, self.body)
+
+
+class Dispatcher:
+    """Turns bodies into jobs and jobs into decisions, and remembers the latest decisions."""
+
+    def __init__(
+        self, pool: Pool, prompts: Prompts, now_s: Callable[[], float], decisions_kept: int = 1000
+    ) -> None:
+        self._pool = pool
+        self._prompts = prompts
+        self._now_s = now_s
+        self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
+
+    async def prepare(self, path: str, body: bytes, request_id: str) -> Job:
+        """Raises BadRequest, ModelNotFound or Unavailable."""
+        request: ChatCompletionRequest | CompletionRequest
+        request = parse_chat(body) if path == CHAT_COMPLETIONS_PATH else parse_completion(body)
+        info = self._info_of(request.model)
+        prompt = await self._encode(request, info, len(body))
+        num_prompts = len(request.prompts) if isinstance(request, CompletionRequest) else 1
+        return Job(
+            request_id=request_id,
+            path=path,
+            body=body,
+            model=request.model,
+            is_stream=request.stream,
+            prompt=prompt,
+            seed=secrets.randbits(63) if request.seed is None else None,
+            inference=InferenceRequest(
+                request_id=request_id,
+                model=request.model,
+                num_prompt_tokens=prompt.num_tokens,
+                hashes=prompt.hashes,
+                stride=info.hash_stride if info else _UNUSED_STRIDE,
+                max_tokens=request.output_limit,
+                num_choices=request.n * num_prompts,
+                priority=request.priority,
+                salt=request.cache_salt or "",
+            ),
+        )
+
+    async def _encode(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        info: EngineInfo | None,
+        body_bytes: int,
+    ) -> EncodedPrompt:
+        if info is None:
+            return guess(body_bytes)
+        hashing = Hashing(
+            info.model_identity, info.block_size, info.hash_stride, info.max_model_len or None
+        )
+        return await self._prompts.encode(request, info.tokenizer_digest, hashing, body_bytes)
+
+    def _info_of(self, model: str) -> EngineInfo | None:
+        """How this model's engines hash and tokenise: as most of them do. Engines of another
+        revision match no hash and encode for themselves. None while nobody has said.
+
+        Raises ModelNotFound or Unavailable.
+        """
+        counts: dict[tuple[str, int, int, str], int] = {}
+        infos: dict[tuple[str, int, int, str], EngineInfo] = {}
+        for endpoint in self._pool.endpoints_of(model):
+            if (info := endpoint.info) is not None:
+                key = (
+                    info.model_identity,
+                    info.block_size,
+                    info.hash_stride,
+                    info.tokenizer_digest,
+                )
+                counts[key] = counts.get(key, 0) + 1
+                infos[key] = info
+        return infos[max(counts, key=counts.__getitem__)] if counts else None
+
+    def pick(self, job: Job, exclude: frozenset[str]) -> Decision:
+        """Raises as `Pool.pick`; whoever called it releases the decision's lease."""
+        decision = self._pool.pick(job.inference, self._now_s(), exclude)
+        self._decisions.append(decision)
+        return decision
+
+    def encoder_for(self, model: str) -> tuple[PromptEncoder, EngineInfo]:
+        """Raises ModelNotFound, or Unavailable while the model's tokenizer is not here."""
+        info = self._info_of(model)
+        encoder = self._prompts.get(info.tokenizer_digest) if info else None
+        if info is None or encoder is None:
+            raise Unavailable(f"The tokenizer of `{model}` is not known yet.", retry_after_s=2)
+        return encoder, info
+
+    def decisions(self, request_id: str | None, limit: int) -> list[dict[str, Any]]:
+        """The latest first."""
+        found = (
+            decision
+            for decision in reversed(self._decisions)
+            if request_id is None or decision.request_id == request_id
+        )
+        return [decision.to_dict() for decision, _ in zip(found, range(limit), strict=False)]

@@ -1,0 +1,53 @@
+"""What goes wrong between the router and an engine, and what each means for the client.
+
+UpstreamError                      an attempt at one engine failed
+  ConnectFailed          502       nothing was sent: always safe to try elsewhere
+  ConnectionBroken       502       the engine closed or reset before its answer was complete
+  BadResponse            502       the answer is not HTTP, or not what the path promises
+  FirstByteTimeout       504       no answer within the limit
+  IdleTimeout            504       an answer began and then stopped
+
+None of these reaches a client as such: `to_api_error` makes the OpenAI error object. Whether
+another engine may be tried depends only on whether the client has seen a byte, which the proxy
+knows."""
+
+from __future__ import annotations
+
+from kvoy_contract.errors import ApiError, DeadlineExceeded, UpstreamFailed
+
+
+class UpstreamError(Exception):
+    """`outcome` is the word for metrics and logs."""
+
+    outcome = "upstream_error"
+
+    def to_api_error(self) -> ApiError:
+        return UpstreamFailed(f"The engine failed: {self}")
+
+
+class ConnectFailed(UpstreamError):
+    outcome = "connect_failed"
+
+
+class ConnectionBroken(UpstreamError):
+    outcome = "connection_broken"
+
+
+class BadResponse(UpstreamError):
+    outcome = "bad_response"
+
+
+class FirstByteTimeout(UpstreamError):
+    outcome = "first_byte_timeout"
+
+    def to_api_error(self) -> ApiError:
+        return DeadlineExceeded(
+            "The engine did not begin to answer in time.", code="engine_timeout"
+        )
+
+
+class IdleTimeout(UpstreamError):
+    outcome = "idle_timeout"
+
+    def to_api_error(self) -> ApiError:
+        return DeadlineExceeded("The engine stopped answering.", code="engine_timeout")

@@ -1,0 +1,392 @@
+"""HTTP/1.1 connections to engines: pooled, each with one exchange at a time, bodies pushed to a
+sink.
+
+A streamed chunk costs one parser call and one call of the sink; no task wakes up for it. A slow
+sink pauses reading, which stops the engine through TCP. Leaving an exchange before its end closes
+the connection, and that is how a request is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import httptools
+
+from kvoy_router.errors import (
+    BadResponse,
+    ConnectFailed,
+    ConnectionBroken,
+    FirstByteTimeout,
+    IdleTimeout,
+)
+from kvoy_router.http_message import Headers, encode_request_head
+
+_EARLY_BODY_BYTES = 64 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    connect_s: float = 2.0
+    first_byte_s: float = 300.0
+    """Queueing and prefill happen before an engine's first byte."""
+    idle_s: float = 60.0
+    """Between bytes of an answer."""
+    keep_alive_s: float = 4.0
+    """An unused connection is dropped after so long: below the 5 s that servers commonly keep
+    one."""
+    max_idle_per_engine: int = 128
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection; the attributes below are of the exchange that runs on it."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.is_open = True
+        self.idle_since_s = 0.0
+        self.num_exchanges = 0
+        self._loop = asyncio.get_running_loop()
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last exchange and expect a new answer."""
+        self.num_exchanges += 1
+        self.num_bytes = 0
+        self.status = 0
+        self.headers: Headers = []
+        self.is_complete = False
+        self.sink: Callable[[bytes], None] | None = None
+        self.last_data_s = self._loop.time()
+        self.is_reading_paused = False
+        self.head: asyncio.Future[None] = self._loop.create_future()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._num_early_bytes = 0
+        self._is_final = False
+        self._keep_alive = False
+        self._ends_by_closing = False
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.is_open and self.is_complete and self._keep_alive and not self._ends_by_closing
+
+    # The transport's callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        self.last_data_s = self._loop.time()
+        if self.is_complete:
+            self.fail(BadResponse("it sent more than its answer"))
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.fail(BadResponse("it switched protocols"))
+        except httptools.HttpParserError as error:
+            self.fail(BadResponse(f"its answer is not HTTP: {error}"))
+        else:
+            if not self.status and self.num_bytes > _MAX_HEAD_BYTES:
+                self.fail(BadResponse("its headers are too large"))
+            self._push()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._can_write.set()
+        if self._ends_by_closing and exc is None:
+            self._complete()
+        else:
+            reason = str(exc) if exc else "it closed the connection"
+            self.fail(ConnectionBroken(reason))
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    # The parser's callbacks.
+
+    def on_message_begin(self) -> None:
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_final:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return  # an interim answer; the real one follows
+        self._is_final = True
+        self.status = status
+        self._keep_alive = self._parser.should_keep_alive()
+        names = {name for name, _ in self.headers}
+        bodiless = status in (204, 304)
+        self._ends_by_closing = not bodiless and names.isdisjoint(
+            (b"content-length", b"transfer-encoding")
+        )
+        if not self.head.done():
+            self.head.set_result(None)
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._is_final:
+            self.is_complete = True
+
+    # Towards the reader.
+
+    def _push(self) -> None:
+        """Hand what one read brought to the sink, in one piece, and then the end."""
+        if self._parts:
+            if self.sink is not None:
+                parts = self._parts
+                self._parts = []
+                self.sink(parts[0] if len(parts) == 1 else b"".join(parts))
+            else:
+                self._num_early_bytes = sum(map(len, self._parts))
+                if self._num_early_bytes > _EARLY_BODY_BYTES:
+                    self.pause_reading()
+        if self.is_complete and not self.done.done():
+            self.done.set_result(None)
+
+    def attach(self, sink: Callable[[bytes], None]) -> None:
+        """Send all body bytes to `sink`, beginning with those that came already."""
+        self.sink = sink
+        if self._parts:
+            parts, self._parts = self._parts, []
+            sink(b"".join(parts))
+        self.resume_reading()
+
+    def _complete(self) -> None:
+        self.is_complete = True
+        self._push()
+
+    def fail(self, error: Exception) -> None:
+        """End the exchange with `error`, and the connection with it."""
+        for future in (self.head, self.done):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever awaits it sees it; nobody need
+        self.close()
+
+    def pause_reading(self) -> None:
+        if not self.is_reading_paused and self.is_open and self.transport is not None:
+            self.is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.is_reading_paused:
+            self.is_reading_paused = False
+            self.last_data_s = self._loop.time()
+            if self.is_open and self.transport is not None:
+                self.transport.resume_reading()
+
+    async def write(self, head: bytes, body: bytes) -> None:
+        """Send a request; returns when the socket has taken most of it."""
+        assert self.transport is not None
+        if len(body) < _EARLY_BODY_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+        await self._can_write.wait()
+
+    def close(self) -> None:
+        self.is_open = False
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Exchange:
+    """One request and its answer; a context manager that gives back or closes the connection."""
+
+    def __init__(self, pool: ClientPool, address: str, connection: UpstreamConnection) -> None:
+        self._pool = pool
+        self._address = address
+        self.connection = connection
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def status(self) -> int:
+        return self.connection.status
+
+    def header(self, name: bytes) -> bytes | None:
+        for key, value in self.connection.headers:
+            if key == name:
+                return value
+        return None
+
+    @property
+    def media_type(self) -> bytes:
+        return (self.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+
+    async def relay(self, sink: Callable[[bytes], None]) -> None:
+        """Push the body into `sink` as it comes; return at its end.
+
+        Raises ConnectionBroken, BadResponse, or IdleTimeout when nothing came for `idle_s` although
+        it could have.
+        """
+        connection = self.connection
+        idle_s = self._pool.limits.idle_s
+        connection.attach(sink)
+        watch: asyncio.TimerHandle | None = None
+
+        def check() -> None:
+            nonlocal watch
+            now_s = self._loop.time()
+            quiet_s = 0.0 if connection.is_reading_paused else now_s - connection.last_data_s
+            if quiet_s >= idle_s:
+                connection.fail(IdleTimeout(f"nothing came for {idle_s:g} s"))
+            else:
+                watch = self._loop.call_later(idle_s - quiet_s, check)
+
+        try:
+            if not connection.done.done():
+                check()
+            await connection.done
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def read(self, max_bytes: int) -> bytes:
+        """The whole body. Raises as `relay` does, and BadResponse beyond `max_bytes`."""
+        parts: list[bytes] = []
+        size = 0
+
+        def collect(data: bytes) -> None:
+            nonlocal size
+            size += len(data)
+            parts.append(data)
+            if size > max_bytes:
+                self.connection.fail(BadResponse(f"its answer is larger than {max_bytes} bytes"))
+
+        await self.relay(collect)
+        return b"".join(parts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.give_back(self._address, self.connection)
+
+
+class ClientPool:
+    """Idle connections by engine address. Bounded per engine, and in time by `keep_alive_s`."""
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self.limits = limits
+        self._idle: dict[str, list[UpstreamConnection]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def num_idle(self) -> int:
+        return sum(map(len, self._idle.values()))
+
+    async def request(
+        self, address: str, method: bytes, target: bytes, headers: Headers, body: bytes = b""
+    ) -> Exchange:
+        """Send a request and wait for the answer's head.
+
+        A kept connection that the engine closes before any byte of the answer was most likely
+        closed while the request was on its way; it is sent once more, on a new connection.
+
+        Raises ConnectFailed, ConnectionBroken, FirstByteTimeout, BadResponse.
+        """
+        lines = [(b"host", address.encode()), *headers]
+        if body or method == b"POST":
+            lines.append((b"content-length", b"%d" % len(body)))
+        head = encode_request_head(method, target, lines)
+        kept = self._take(address)
+        if kept is not None:
+            try:
+                return await self._exchange(address, kept, head, body)
+            except ConnectionBroken:
+                if kept.num_bytes:
+                    raise
+        return await self._exchange(address, await self._connect(address), head, body)
+
+    async def _exchange(
+        self, address: str, connection: UpstreamConnection, head: bytes, body: bytes
+    ) -> Exchange:
+        is_answered = False
+        try:
+            async with asyncio.timeout(self.limits.first_byte_s):
+                await connection.write(head, body)
+                await connection.head
+            is_answered = True
+        except TimeoutError:
+            raise FirstByteTimeout(f"no answer within {self.limits.first_byte_s:g} s") from None
+        finally:
+            if not is_answered:
+                connection.close()
+        return Exchange(self, address, connection)
+
+    async def _connect(self, address: str) -> UpstreamConnection:
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                _, connection = await self._loop.create_connection(
+                    UpstreamConnection, host.strip("[]"), int(port)
+                )
+        except TimeoutError:
+            raise ConnectFailed(f"no connection within {self.limits.connect_s:g} s") from None
+        except OSError as error:
+            raise ConnectFailed(error.strerror or str(error)) from None
+        return connection
+
+    def _take(self, address: str) -> UpstreamConnection | None:
+        idle = self._idle.get(address, [])
+        oldest_s = self._loop.time() - self.limits.keep_alive_s
+        while idle:
+            connection = idle.pop()
+            if connection.is_open and connection.idle_since_s > oldest_s:
+                connection.begin()
+                return connection
+            connection.close()
+        return None
+
+    def give_back(self, address: str, connection: UpstreamConnection) -> None:
+        """Keep the connection of a finished exchange, or close that of any other."""
+        idle = self._idle.setdefault(address, [])
+        if connection.is_reusable and len(idle) < self.limits.max_idle_per_engine:
+            connection.sink = None
+            connection.idle_since_s = self._loop.time()
+            idle.append(connection)
+        else:
+            connection.close()
+
+    def prune(self) -> None:
+        """Close connections that were idle for too long; called about once a second."""
+        oldest_s = self._loop.time() - self.limits.keep_alive_s
+        for address, idle in list(self._idle.items()):
+            kept = [c for c in idle if c.is_open and c.idle_since_s > oldest_s]
+            for connection in idle:
+                if connection not in kept:
+                    connection.close()
+            if kept:
+                self._idle[address] = kept
+            else:
+                del self._idle[address]
+
+    def close(self) -> None:
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        self._idle.clear()

@@ -1,0 +1,383 @@
+"""One client connection: bytes in, requests to the handler one after the other, answers out in
+order.
+
+Parsing is strict: a request with two lengths, a malformed header or anything else that two
+parsers could read differently ends the connection with 400. Requests sent ahead (pipelining) wait
+in a short queue. A client's end of stream counts as "gone": the running handler is cancelled at
+once, because TCP cannot tell a half-closed client from one that has left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+import httptools
+
+from kvoy_contract.errors import (
+    ApiError,
+    BadRequest,
+    EngineFailed,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unavailable,
+)
+from kvoy_router.http_message import (
+    ExpectationFailed,
+    Headers,
+    HeadersTooLarge,
+    Request,
+    encode_request_head,
+)
+from kvoy_router.http_response import Response
+
+if TYPE_CHECKING:
+    from kvoy_router.http_server import HttpServer
+
+log = logging.getLogger(__name__)
+
+_WRITE_HIGH_WATER_BYTES = 64 * 1024
+_UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
+_MAX_HEADERS = 128
+_MAX_PIPELINED = 8
+
+
+class ServerConnection(asyncio.Protocol):
+    """Cheap while idle: no timer and, until the first byte, no parser. `deadline` is swept by the
+    server."""
+
+    __slots__ = (
+        "_body",
+        "_body_length",
+        "_failure",
+        "_head_done",
+        "_headers",
+        "_parser",
+        "_queue",
+        "_quiet_bytes",
+        "_response",
+        "_target",
+        "_task",
+        "_upgrade_refused",
+        "deadline",
+        "is_discarding",
+        "is_write_paused",
+        "server",
+        "transport",
+    )
+
+    def __init__(self, server: HttpServer) -> None:
+        self.server = server
+        self.transport: asyncio.Transport | None = None
+        self.deadline = math.inf
+        """On the loop's clock: when what the client owes now (a head, a body, reading) is
+        overdue."""
+        self.is_write_paused = False
+        self.is_discarding = False
+        """Nothing more is read from this client; it ends after the answers that are due."""
+        self._parser: httptools.HttpRequestParser | None = None
+        self._queue: deque[Request | ApiError] = deque()
+        self._response: Response | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._reset_message()
+
+    def _reset_message(self) -> None:
+        self._target = b""
+        self._headers: Headers = []
+        self._head_done = False
+        self._body: bytes | bytearray = b""
+        self._body_length = 0
+        self._quiet_bytes = 0
+        self._failure: ApiError | None = None
+        self._upgrade_refused = False
+
+    # The transport's callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
+        self.deadline = self.server.now_s() + self.server.limits.keep_alive_s
+        if not self.server.add(self):
+            self._refuse(Unavailable("Too many connections.", retry_after_s=1))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.discard(self)
+        self.deadline = math.inf
+        self.is_discarding = True
+        self._forget_input()
+        if self._response is not None:
+            self._response.finished = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def eof_received(self) -> bool:
+        if self._task is not None:
+            self.abort()
+        return False
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        self.deadline = self.server.now_s() + self.server.limits.send_stall_s
+        if self._response is not None:
+            self._response.on_pause()
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        self.deadline = math.inf
+        if self._response is not None:
+            self._response.on_resume()
+        elif self.is_discarding:
+            self.deadline = self.server.now_s() + self.server.limits.linger_s
+        else:
+            self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_discarding:
+            return
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
+        self._quiet_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(self._failure or BadRequest(f"Malformed HTTP request: {error}"))
+        else:
+            if self._quiet_bytes > self.server.limits.max_head_bytes:
+                self._refuse(HeadersTooLarge("The request's headers are too large."))
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Serve a request that offers HTTP/2 or WebSocket as plain HTTP/1.1, as the standard
+        allows.
+
+        The parser stops at such a head, so a new one reads it again without the offer.
+        """
+        if self._failure is not None or self._upgrade_refused:
+            self._refuse(self._failure or BadRequest("Malformed HTTP request."))
+            return
+        assert self._parser is not None
+        method, target = self._parser.get_method(), self._target
+        if method == b"CONNECT":
+            self._refuse(BadRequest("CONNECT is not supported."))
+            return
+        headers = [header for header in self._headers if header[0] not in _UPGRADE_HEADERS]
+        self._reset_message()
+        self._upgrade_refused = True
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(encode_request_head(method, target, headers) + rest)
+
+    # The parser's callbacks. An exception in one ends the connection with `_failure`.
+
+    def on_message_begin(self) -> None:
+        if self._response is None:
+            self.deadline = self.server.now_s() + self.server.limits.head_s
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_done:
+            return  # a trailer: nothing here reads any
+        if len(self._headers) >= _MAX_HEADERS:
+            self._fail(HeadersTooLarge(f"The request has more than {_MAX_HEADERS} headers."))
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        self._head_done = True
+        self._quiet_bytes = 0
+        limits = self.server.limits
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        if size > limits.max_head_bytes:
+            self._fail(HeadersTooLarge("The request's headers are too large."))
+        if self._parser.should_upgrade():
+            return
+        length = self._framed_length()
+        if length is not None and length > limits.max_body_bytes:
+            self._fail_body_too_large()
+        if self._response is None:
+            self.deadline = self.server.now_s() + limits.body_s
+        self._answer_expectation(has_body=length != 0)
+
+    def _framed_length(self) -> int | None:
+        """The body's announced length, None for a chunked one; refuses what is ambiguous."""
+        lengths = [value for name, value in self._headers if name == b"content-length"]
+        codings = [value for name, value in self._headers if name == b"transfer-encoding"]
+        if not codings:
+            if len(lengths) > 1:
+                self._fail(BadRequest("More than one Content-Length."))
+            return int(lengths[0]) if lengths else 0
+        assert self._parser is not None
+        if lengths:
+            self._fail(BadRequest("Both Content-Length and Transfer-Encoding."))
+        if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
+            self._fail(BadRequest("The only supported Transfer-Encoding is chunked."))
+        if self._parser.get_http_version() != "1.1":
+            self._fail(BadRequest("Transfer-Encoding needs HTTP/1.1."))
+        return None
+
+    def _answer_expectation(self, has_body: bool) -> None:
+        expectations = [value for name, value in self._headers if name == b"expect"]
+        if not expectations:
+            return
+        if expectations[0].strip().lower() != b"100-continue":
+            self._fail(ExpectationFailed("The only supported Expect is 100-continue."))
+        if has_body and self._response is None and self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        self._quiet_bytes = 0
+        if self._body_length + len(data) > self.server.limits.max_body_bytes:
+            self._fail_body_too_large()
+        if not self.server.reserve(len(data)):
+            self._fail(Unavailable("Too many large requests at once.", retry_after_s=1))
+        self._body_length += len(data)
+        if not self._body:
+            self._body = data
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += data
+        if self._response is None:
+            # A sender that keeps to a minimal rate gets more time, a trickling one does not.
+            limits = self.server.limits
+            self.deadline += len(data) / limits.min_body_bytes_per_s
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        if self._parser.should_upgrade():
+            return
+        self._quiet_bytes = 0
+        request = Request(
+            method=self._parser.get_method().decode("ascii"),
+            target=self._target,
+            headers=self._headers,
+            is_http_1_0=self._parser.get_http_version() == "1.0",
+            keep_alive=self._parser.should_keep_alive() and not self._upgrade_refused,
+            body=bytes(self._body),
+        )
+        if len(self._queue) >= _MAX_PIPELINED:
+            self._fail(BadRequest("Too many pipelined requests."))
+        self._reset_message()
+        self._queue.append(request)
+        self._start_next()
+
+    def _fail_body_too_large(self) -> None:
+        limit = self.server.limits.max_body_bytes
+        self._fail(PayloadTooLarge(f"The request body is larger than {limit} bytes."))
+
+    def _fail(self, error: ApiError) -> None:
+        self._failure = error
+        raise error
+
+    # Requests in order.
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer `error` after what is already due, read no more, and close."""
+        self.is_discarding = True
+        self._queue.append(error)
+        self._start_next()
+
+    def overdue(self) -> None:
+        """The deadline has passed: 408 for half a request, plain closing for an idle client."""
+        self.deadline = math.inf
+        if self.transport is None:
+            return
+        if self.is_write_paused or self.is_discarding:
+            self.transport.abort()
+        elif self._target or self._quiet_bytes or self._headers:
+            self._refuse(RequestTimeout("The request was sent too slowly."))
+        else:
+            self.transport.close()
+
+    def close_if_idle(self) -> None:
+        """For a draining server: only a running request keeps the connection."""
+        if self._response is None and self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _start_next(self) -> None:
+        if self._response is not None or self.transport is None:
+            return
+        if not self._queue:
+            self._await_request()
+            return
+        self.deadline = math.inf
+        item = self._queue.popleft()
+        if isinstance(item, ApiError):
+            response = Response(self, self.transport, None)
+            response.send_error(item)
+            self.server.on_refused(item)
+            self._linger()
+            return
+        self._response = Response(self, self.transport, item)
+        self._task = asyncio.get_running_loop().create_task(self._run(item, self._response))
+
+    def _await_request(self) -> None:
+        if not self._queue and not self.is_discarding:
+            self.deadline = self.server.now_s() + self.server.limits.keep_alive_s
+
+    async def _run(self, request: Request, response: Response) -> None:
+        try:
+            await self.server.handler(request, response)
+        except ApiError as error:
+            self._answer_failure(response, error)
+        except asyncio.CancelledError:
+            # The client has gone, or the server ends: there is nobody to answer.
+            response.abort()
+            raise
+        except Exception:
+            log.exception("request handler failed", extra={"path": request.path})
+            self._answer_failure(response, EngineFailed("Internal error.", code="internal_error"))
+        else:
+            if not response.finished:
+                log.error("request handler left no answer", extra={"path": request.path})
+                response.abort()
+        finally:
+            self._task = None
+            self._response = None
+            self.server.release(len(request.body))
+            self._after(response)
+
+    def _answer_failure(self, response: Response, error: ApiError) -> None:
+        if response.status:
+            response.abort()
+        else:
+            response.send_error(error)
+
+    def _after(self, response: Response) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return
+        if response.keep_alive:
+            self._start_next()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Close so that the answer arrives: closing over unread input would reset the connection.
+
+        The write side ends now; what still comes is thrown away until the client closes or time
+        is up."""
+        assert self.transport is not None
+        self.is_discarding = True
+        self._forget_input()
+        if not self.is_write_paused:
+            self.deadline = self.server.now_s() + self.server.limits.linger_s
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _forget_input(self) -> None:
+        """Drop what was read and not begun: a partial body and waiting requests."""
+        waiting = sum(len(item.body) for item in self._queue if isinstance(item, Request))
+        self.server.release(self._body_length + waiting)
+        self._queue.clear()
+        self._reset_message()

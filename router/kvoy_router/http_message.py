@@ -1,0 +1,86 @@
+"""HTTP/1.1 messages of the router's own server: requests as parsed, heads as bytes.
+
+Header names are lower-case bytes everywhere. Knows no socket and no route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from kvoy_contract.errors import ApiError
+
+Headers = list[tuple[bytes, bytes]]
+
+JSON_TYPE = (b"content-type", b"application/json")
+
+_STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+
+
+class HeadersTooLarge(ApiError):
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+
+class ExpectationFailed(ApiError):
+    status = 417
+    type = "invalid_request_error"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One complete request; `body` is the whole of it, unframed."""
+
+    method: str
+    target: bytes
+    headers: Headers
+    is_http_1_0: bool = False
+    keep_alive: bool = True
+    body: bytes = b""
+    path: str = field(init=False)
+    query: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        path, _, self.query = self.target.partition(b"?")
+        if not path.startswith(b"/"):
+            # The absolute form that clients of forward proxies send: http://host/path
+            _, _, rest = path.partition(b"://")
+            slash = rest.find(b"/")
+            path = rest[slash:] if slash >= 0 else b"/"
+        self.path = path.decode("latin-1")
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, or None."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    @property
+    def media_type(self) -> str:
+        """The content type without parameters, lower-case; empty when there is none."""
+        value = self.header(b"content-type") or b""
+        return value.partition(b";")[0].strip().lower().decode("latin-1")
+
+
+def encode_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Status line and header block with the empty line after it."""
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return line + b"".join([b"%b: %b\r\n" % header for header in headers]) + b"\r\n"
+
+
+def encode_request_head(
+    method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    line = b"%b %b HTTP/1.1\r\n" % (method, target)
+    return line + b"".join([b"%b: %b\r\n" % header for header in headers]) + b"\r\n"
+
+
+def error_headers(error: ApiError) -> Headers:
+    """Headers of an OpenAI error object's response."""
+    extra = [(name.encode(), value.encode()) for name, value in error.headers()]
+    return [JSON_TYPE, *extra]

@@ -1,0 +1,142 @@
+"""The router's HTTP/1.1 listener: limits, the sweep of overdue connections, draining.
+
+One sweep a fraction of a second apart serves all connections, so that ten thousand idle ones cost
+no timers. Memory that clients can make the server hold is bounded: connections, bytes of a head,
+bytes of one body, bytes of all bodies together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Any
+
+from kvoy_contract.errors import ApiError
+from kvoy_router.http_connection import ServerConnection
+from kvoy_router.http_message import Request
+from kvoy_router.http_response import Response
+
+Handler = Callable[[Request, Response], Awaitable[None]]
+
+_BACKLOG = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one client may cost."""
+
+    max_connections: int = 16_384
+    max_head_bytes: int = 32 * 1024
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_buffered_bytes: int = 512 * 1024 * 1024
+    """Of all request bodies held at once."""
+    head_s: float = 10.0
+    """From a request's first byte to the end of its head."""
+    body_s: float = 30.0
+    """For a body, besides one second for every `min_body_bytes_per_s` that came."""
+    min_body_bytes_per_s: float = 16 * 1024
+    keep_alive_s: float = 75.0
+    """An idle connection is kept so long; longer than the usual client's pool keeps it."""
+    send_stall_s: float = 60.0
+    """A client that reads nothing for so long, while there is something to read, is dropped."""
+    linger_s: float = 2.0
+    sweep_s: float = 0.5
+
+
+class HttpServer:
+    """Listens, and owns all connections. `handler` answers each request; it is cancelled when the
+    client goes."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: HttpLimits,
+        on_refused: Callable[[ApiError], None] = lambda error: None,
+    ) -> None:
+        """`on_refused` hears of requests that never reached the handler."""
+        self.handler = handler
+        self.limits = limits
+        self.on_refused = on_refused
+        self.is_draining = False
+        self.date = b""
+        self.buffered_bytes = 0
+        self._connections: set[ServerConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None, "not listening"
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    async def listen(self, host: str, port: int, **options: Any) -> None:
+        """Raises OSError when the address cannot be bound."""
+        self._sweep()
+        self._server = await self._loop.create_server(
+            lambda: ServerConnection(self), host, port, backlog=_BACKLOG, **options
+        )
+
+    def add(self, connection: ServerConnection) -> bool:
+        """Register a connection; False when there are too many (it is registered all the same,
+        until it has been told so)."""
+        self._connections.add(connection)
+        self._empty.clear()
+        return len(self._connections) <= self.limits.max_connections
+
+    def discard(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def reserve(self, num_bytes: int) -> bool:
+        """Take memory for body bytes; False (and nothing taken) beyond the limit."""
+        if self.buffered_bytes + num_bytes > self.limits.max_buffered_bytes:
+            return False
+        self.buffered_bytes += num_bytes
+        return True
+
+    def release(self, num_bytes: int) -> None:
+        self.buffered_bytes -= num_bytes
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Accept no more, let running requests end, then cut what is left. True if nothing was
+        cut."""
+        self.is_draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+            is_clean = True
+        except TimeoutError:
+            is_clean = False
+            for connection in list(self._connections):
+                connection.abort()
+            async with asyncio.timeout(1.0):
+                await self._empty.wait()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        return is_clean
+
+    def _sweep(self) -> None:
+        self.date = formatdate(time.time(), usegmt=True).encode()
+        now_s = self._loop.time()
+        overdue = [connection for connection in self._connections if connection.deadline < now_s]
+        for connection in overdue:
+            connection.overdue()
+        self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)

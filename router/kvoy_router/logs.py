@@ -1,0 +1,54 @@
+"""How the router's log lines look: a fixed event text, then the record's own fields."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """What was given as `extra`."""
+    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+
+
+class TextFormatter(logging.Formatter):
+    """`time level event key=value ...`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower()} {record.getMessage()}"
+        for key, value in fields_of(record).items():
+            line += f" {key}={_text(value)}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **fields_of(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+def _text(value: object) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return json.dumps(text) if not text or any(c in text for c in ' "=\n\r') else text
+
+
+def configure(level: str, style: str) -> None:
+    """Send all records to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,127 @@
+"""Tokenizers by digest, and the turning of a request's prompt into token ids off the event loop.
+
+Engines hand their tokenizer over gRPC; engines with an equal digest share one encoder here. A long
+prompt is encoded in a thread, because the event loop carries everybody else's tokens meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvoy_contract.blocks import BlockHash, block_hashes, pack_tokens, seed_hash, stride_hashes
+from kvoy_contract.openai import ChatCompletionRequest, CompletionRequest
+from kvoy_contract.prompt import PromptEncoder, TokenizerFiles
+
+T = TypeVar("T")
+
+INLINE_BODY_BYTES = 4096
+"""Up to so much, encoding takes less than switching to a thread and back."""
+_NUM_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hashing:
+    """How the engines of a model turn prompts into block hashes."""
+
+    model_identity: str
+    block_size: int
+    stride: int
+    max_model_len: int | None
+    """Longer prompts are refused before they are encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    num_tokens: int
+    """Of the longest prompt, where a request has several."""
+    packed: bytes
+    """`blocks.pack_tokens`; empty when the engine has to encode: several prompts, no tokenizer."""
+    digest: str
+    hashes: tuple[BlockHash, ...] = ()
+
+
+class Prompts:
+    """All encoders of this router. `add` and `close` are the only writers."""
+
+    def __init__(self) -> None:
+        self._encoders: dict[str, PromptEncoder] = {}
+        self._pending: dict[str, asyncio.Lock] = {}
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
+
+    @property
+    def digests(self) -> set[str]:
+        return set(self._encoders)
+
+    def get(self, digest: str) -> PromptEncoder | None:
+        return self._encoders.get(digest)
+
+    def lock(self, digest: str) -> asyncio.Lock:
+        """Held while a digest's files are fetched, so that a fleet fetches them once."""
+        return self._pending.setdefault(digest, asyncio.Lock())
+
+    async def add(self, files: TokenizerFiles, vocab_size: int | None) -> None:
+        """Make an encoder of the files; ids are checked against the model's `vocab_size`.
+
+        Raises ValueError when the files are not a tokenizer.
+        """
+        encoder = await self.in_thread(lambda: PromptEncoder(files, vocab_size=vocab_size))
+        self._encoders[files.digest] = encoder
+
+    def keep_only(self, digests: set[str]) -> None:
+        """Forget the tokenizers of models that are gone."""
+        for digest in self._encoders.keys() - digests:
+            del self._encoders[digest]
+            self._pending.pop(digest, None)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def encode(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        digest: str,
+        hashing: Hashing,
+        body_bytes: int,
+    ) -> EncodedPrompt:
+        """Token ids and hashes of the request's prompt. Raises BadRequest as `PromptEncoder`
+        does."""
+        encoder = self._encoders.get(digest)
+        if encoder is None:
+            return guess(body_bytes)
+        if body_bytes <= INLINE_BODY_BYTES:
+            return encode(request, encoder, digest, hashing)
+        return await self.in_thread(lambda: encode(request, encoder, digest, hashing))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def guess(body_bytes: int) -> EncodedPrompt:
+    """Without a tokenizer: about four bytes a token, and no hashes."""
+    return EncodedPrompt(max(1, body_bytes // 4), b"", "")
+
+
+def encode(
+    request: ChatCompletionRequest | CompletionRequest,
+    encoder: PromptEncoder,
+    digest: str,
+    hashing: Hashing,
+) -> EncodedPrompt:
+    """Of several prompts the first stands for all in the hashes: they go to one engine together."""
+    if isinstance(request, ChatCompletionRequest):
+        prompts = [encoder.encode_chat(request, hashing.max_model_len)]
+    else:
+        prompts = encoder.encode_prompts(request, hashing.max_model_len)
+    salt = request.cache_salt or ""
+    seed = seed_hash(hashing.model_identity, cache_salt=salt)
+    hashes = block_hashes(seed, prompts[0], hashing.block_size)
+    return EncodedPrompt(
+        num_tokens=max(map(len, prompts)),
+        packed=pack_tokens(prompts[0]) if len(prompts) == 1 else b"",
+        digest=digest,
+        hashes=tuple(stride_hashes(hashes, hashing.block_size, hashing.stride)),
+    )

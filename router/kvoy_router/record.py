@@ -1,0 +1,47 @@
+"""What one request came to: filled along its way, read once for the log line and the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    request_id: str
+    path: str
+    started_s: float
+    model: str = ""
+    """Empty until the model is known to exist: a client's free text becomes no label."""
+    is_stream: bool = False
+    engine: str = ""
+    policy: str = ""
+    prompt_tokens: int = 0
+    predicted_cached_tokens: int = 0
+    cached_tokens: int | None = None
+    """As the engine counted them; None where it does not say."""
+    first_byte_s: float | None = None
+    num_retries: int = 0
+    outcome: str = "ok"
+    status: int = 0
+
+    def ttft_s(self) -> float | None:
+        return None if self.first_byte_s is None else self.first_byte_s - self.started_s
+
+    def log_fields(self, now_s: float) -> dict[str, object]:
+        ttft_s = self.ttft_s()
+        return {
+            "request_id": self.request_id,
+            "path": self.path,
+            "model": self.model,
+            "engine": self.engine,
+            "policy": self.policy,
+            "stream": self.is_stream,
+            "prompt_tokens": self.prompt_tokens,
+            "predicted_cached_tokens": self.predicted_cached_tokens,
+            "cached_tokens": self.cached_tokens,
+            "status": self.status,
+            "outcome": self.outcome,
+            "retries": self.num_retries,
+            "ttft_s": None if ttft_s is None else round(ttft_s, 4),
+            "duration_s": round(now_s - self.started_s, 4),
+        }
