@@ -19,14 +19,17 @@ from dataclasses import dataclass
 _SCALES = (1.0, 64.0, 1e4, 512.0, 1e6)
 """Features are divided by these, so that the costs are of comparable size."""
 _PRIOR = (0.01, 0.002, 0.001, 0.25, 0.02)
-"""Costs in seconds per scaled feature before anything was measured: a slow machine, so that the
-first chunk beside running streams is short."""
-_PRIOR_WEIGHT = 1e-4
-"""Of one measured step is 1: the prior gives way at once."""
+"""Costs in seconds per scaled feature before anything was measured. The first step scales them all
+to the machine's speed; their ratios are those of a CPU, so that the first chunk beside streams is
+short."""
+_PRIOR_WEIGHT = 0.003
+"""Where a measured step's is about 1: the prior gives way at once to what was seen."""
 _KEEP = 0.97
 """Share of the old knowledge kept at each step: about the last 30 steps of a kind count."""
 _LEAST_EXTRAPOLATION = 64
 _SMOOTHING = 0.1
+_ERROR_MARGIN = 1.5
+"""Mean absolute errors that a bound leaves below itself."""
 _REFERENCE_CHUNK = 512
 
 
@@ -49,13 +52,10 @@ class PaceModel:
 
     def __init__(self) -> None:
         self._costs = list(_PRIOR)
-        size = len(_PRIOR)
-        self._information = [
-            [_PRIOR_WEIGHT / _PRIOR[i] ** 2 if i == j else 0.0 for j in range(size)]
-            for i in range(size)
-        ]
+        self._information: list[list[float]] = []
         self._largest_chunk = 0
         self._step_time_s = 0.0
+        self._error = 0.0
 
     @property
     def step_time_s(self) -> float:
@@ -74,6 +74,14 @@ class PaceModel:
 
     def estimate_s(self, shape: StepShape) -> float:
         return sum(map(float.__mul__, self._costs, _features(shape)))
+
+    def allowance_s(self, shape: StepShape, ratio: float) -> float:
+        """Seconds that prefill may add to these decodes for a step of at most `ratio` times their
+        time.
+
+        As much below it as estimates are off on this machine, so that few steps go over.
+        """
+        return (ratio / (1 + _ERROR_MARGIN * self._error) - 1) * self.estimate_s(shape)
 
     def chunk_limit(self, allowance_s: float, start: int) -> int:
         """Tokens of the largest chunk from position `start` that adds at most `allowance_s` to a
@@ -108,14 +116,29 @@ class PaceModel:
         else:
             self._step_time_s = duration_s
         features = _features(shape)
-        scale = max(duration_s, self.estimate_s(shape))
+        if not self._information:
+            self._start_at(duration_s / self.estimate_s(shape))
+        estimate_s = self.estimate_s(shape)
+        # Relative to the estimate, except that a step of many times its length must be a hiccup.
+        scale = max(duration_s / 2, estimate_s)
+        self._error += _SMOOTHING * (abs(duration_s - estimate_s) / scale - self._error)
         self._fit([x / scale for x in features], duration_s / scale)
+
+    def _start_at(self, factor: float) -> None:
+        self._costs = [cost * factor for cost in self._costs]
+        size = range(len(self._costs))
+        self._information = [
+            [_PRIOR_WEIGHT / self._costs[i] ** 2 if i == j else 0.0 for j in size] for i in size
+        ]
 
     def _fit(self, x: list[float], y: float) -> None:
         info = self._information
         size = range(len(x))
-        pull = [sum(map(float.__mul__, info[i], x)) for i in size]
-        strength = sum(map(float.__mul__, x, pull))
+        # A step with prefill fades what is known of prefill alone: else a long prompt, whose chunks
+        # grow dearer with their context, would slowly teach that decodes had grown dearer.
+        faded = [0.0, 0.0, 0.0, *x[3:]] if x[3] else x
+        pull = [sum(map(float.__mul__, info[i], faded)) for i in size]
+        strength = sum(map(float.__mul__, faded, pull))
         fade = (1 - _KEEP) / strength
         for i in size:
             row, x_i, fade_i = info[i], x[i], fade * pull[i]

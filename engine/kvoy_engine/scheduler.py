@@ -176,7 +176,7 @@ class Scheduler:
         ratio = self._config.interference_ratio
         if not ratio or not self.shape.num_decodes:
             return None
-        return (ratio - 1) * self._pace.estimate_s(self.shape)
+        return self._pace.allowance_s(self.shape, ratio)
 
     def _in_turn(self, now_s: float) -> Iterator[Sequence]:
         """Prefilling sequences in the order of service; a waiting one is admitted when its turn
