@@ -68,7 +68,8 @@ def _add_setting(
             None if "choices" in meta else value_type.__name__.upper()
         )
     if is_list:
-        options["nargs"] = "*"
+        # Repeated flags add up. The default comes in `from_namespace`: argparse would add to it.
+        options |= {"nargs": "*", "action": "extend", "default": None}
     if meta.get("positional"):
         options.pop("env_var")
         if has_default:
@@ -104,6 +105,8 @@ def from_namespace(config_type: type[T], namespace: Any) -> T:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config_type):  # type: ignore[arg-type]
         value = getattr(namespace, field.name)
+        if value is None and field.default is not dataclasses.MISSING:
+            value = field.default
         values[field.name] = tuple(value) if isinstance(value, list) else value
     return config_type(**values)
 
