@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from kvoy_router.http_message import JSON_TYPE, Request
 from kvoy_router.http_response import Response
 from kvoy_router.http_server import Handler, HttpLimits, HttpServer
+from kvoy_router.testing import eventually
 
 LIMITS = HttpLimits(sweep_s=0.02, linger_s=0.5)
 
@@ -44,12 +45,6 @@ async def talk(server: HttpServer, *pieces: bytes) -> bytes:
             return await reader.read()
     finally:
         writer.close()
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def status_of(answer: bytes) -> int:

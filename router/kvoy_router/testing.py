@@ -1,0 +1,54 @@
+"""A router in the caller's event loop, in front of fake engines; for tests and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvoy_contract.testing import FakeEngine
+from kvoy_router.api import is_routable
+from kvoy_router.app import Router
+from kvoy_router.config import RouterConfig
+
+SECRET = "fleet-secret"
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait until the condition holds. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (conditions are about sockets, nobody signals them)
+            await asyncio.sleep(0.005)
+
+
+def flag_of(engine: FakeEngine) -> str:
+    """The engine as `--engine` takes it."""
+    return f"{engine.address}@{engine.telemetry_address.rpartition(':')[2]}"
+
+
+@contextlib.asynccontextmanager
+async def running_router(
+    engines: Sequence[FakeEngine], *, wait: bool = True, **settings: Any
+) -> AsyncIterator[Router]:
+    """A router that knows the engines, listening on a free port. `settings` go to its config."""
+    config = RouterConfig(
+        engine=tuple(map(flag_of, engines)) or ("127.0.0.1:9",),
+        **{"port": 0, "secret": SECRET, "drain_timeout_s": 1.0, "policy": "round-robin"} | settings,
+    )
+    router = Router(config)
+    async with router.serving():
+        if wait:
+            await eventually(lambda: all(is_routable(router.pool, e.address) for e in engines))
+        yield router
+
+
+def fast(router: Router, **limits: float) -> None:
+    """Shorten limits of the running router's HTTP server, for tests of slow clients."""
+    router.server.limits = replace(router.server.limits, **limits)  # type: ignore[arg-type]
+
+
+def in_flight(router: Router) -> list[int]:
+    """Per engine, in the pool's order."""
+    return [endpoint.ledger.in_flight for endpoint in router.pool.endpoints]
