@@ -27,9 +27,14 @@ _PR_SET_PDEATHSIG = 1
 def main(argv: Sequence[str]) -> int:
     """Run `kvoy ARGV...` for the parent that holds our standard input."""
     assert argv[0] in COMMANDS, argv
+    watch_parent()
+    return kvoy(argv)
+
+
+def watch_parent() -> None:
+    """From now on, end when the process that holds our standard input has ended."""
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     _ask_for_parent_death_signal()
-    return kvoy(argv)
 
 
 def _end_with_parent() -> None:

@@ -21,6 +21,7 @@ from typing import Self
 from kvoy_cli.errors import ChildDied
 
 STOP_GRACE_S = 10.0
+LAUNCHER = (sys.executable, "-m", "kvoy_cli.child")
 _POLL_S = 0.05
 _TAIL_BYTES = 16_384
 
@@ -43,8 +44,9 @@ class Child:
 class Children:
     """Owns every child; leaving the context stops them all, whatever happened inside."""
 
-    def __init__(self, log_folder: Path) -> None:
+    def __init__(self, log_folder: Path, launcher: Sequence[str] = LAUNCHER) -> None:
         self._log_folder = log_folder
+        self._launcher = launcher
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
@@ -63,7 +65,7 @@ class Children:
         log = self._log_folder / f"{name.replace(' ', '-')}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "kvoy_cli.child", *command],
+                [*self._launcher, *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
