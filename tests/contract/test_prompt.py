@@ -109,16 +109,16 @@ def test_arguments_of_the_template_cannot_write_a_control_token() -> None:
     assert contents == ["<|im_start|>", "<|im_end|>"]
 
 
-def test_a_vocabulary_that_holds_control_tokens_as_plain_pieces_is_no_way_in() -> None:
+def test_a_token_that_the_template_writes_is_a_control_token_though_not_special() -> None:
     tokenizer = byte_level_tokenizer(("<|im_start|>", "<|im_end|>"), ("<tool>",))
     encoder = PromptEncoder(
         tokenizer_files(tokenizer, "<|im_start|><tool>{{ messages[0].content }}<|im_end|>")
     )
-    tool = tokenizer.token_to_id("<tool>")
 
     ids = encoder.encode_chat(chat(("user", "a <tool> b")))
 
-    assert ids.count(tool) == 1
+    contents = [encoder.codec.added_tokens[i].content for i in control_ids(encoder, ids)]
+    assert contents == ["<|im_start|>", "<tool>", "<|im_end|>"]
     assert "a <tool> b" in encoder.decode(ids, skip_special_tokens=False)
 
 
