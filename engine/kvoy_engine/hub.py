@@ -109,7 +109,9 @@ def fetch(
     size = sum(file.size for file in files)
     progress(f"downloading {reference} ({size / 1e6:,.0f} MB in {len(files)} files)")
     check_space(Path(constants.HF_HUB_CACHE), size)
-    folder = _download(reference, commit, sorted(names), on_fraction)
+    folder = _download(reference, sorted(names), on_fraction)
+    if folder.name != commit:
+        raise ModelSourceError(f"{reference} moved to another commit meanwhile; try again")
     progress(f"checking {len(files)} files of {reference}")
     for file in files:
         verify(folder / file.name, file)
@@ -122,9 +124,14 @@ def cached(reference: HubReference) -> HubSnapshot:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            snapshot_download(reference.repo, revision=reference.revision, local_files_only=True)
+        # One file alone: the cache needs not hold what no engine reads.
+        found = snapshot_download(
+            reference.repo,
+            revision=reference.revision,
+            local_files_only=True,
+            allow_patterns="config.json",
         )
+        folder = Path(found)
         present = [
             HubFile(str(path.relative_to(folder)), 0, None, None) for path in folder.rglob("*")
         ]
@@ -226,9 +233,9 @@ def _read_index(reference: HubReference, commit: str) -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
+# By the name that was asked for, not by its commit: then the hub's cache knows the name offline.
 def _download(
     reference: HubReference,
-    commit: str,
     names: list[str],
     on_fraction: Callable[[float], None],
 ) -> Path:
@@ -238,7 +245,7 @@ def _download(
         reference,
         lambda: snapshot_download(
             reference.repo,
-            revision=commit,
+            revision=reference.revision,
             allow_patterns=names,
             tqdm_class=_fraction_bar(on_fraction),
         ),
