@@ -1,7 +1,7 @@
 """`kvoy serve`, `python -m kvoy_engine`: one engine, from flags to exit status.
 
-The composition root: the only place of the engine that reads arguments and environment, handles signals
-and sets up logging.
+The composition root: the only place of the engine that reads arguments and environment, handles
+signals and sets up logging.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which of each router's numbered requests the load reports already include. Pure.
 
 A router numbers its requests to an engine 1, 2, 3... and adds its own estimate of the load of those
-that the reports do not include yet. Numbers arrive out of order, and some never arrive: the router says
-through which number it no longer waits (`settled_through`).
+that the reports do not include yet. Numbers arrive out of order, and some never arrive: the router
+says through which number it no longer waits (`settled_through`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 MAX_BEYOND = 4096
-"""After so many later ones a missing number will not come: its router has forgotten to settle it."""
+"""After so many later ones a missing number will not come: its router has forgotten to settle it.
+"""
 MAX_ROUTERS = 256
 
 
 @dataclass(slots=True)
 class Admitted:
-    """The numbers of one router: all up to `through`, and those in `beyond` (at most MAX_BEYOND)."""
+    """The numbers of one router: all up to `through`, and those in `beyond` (bounded)."""
 
     through: int = 0
     beyond: set[int] = field(default_factory=set)

@@ -36,8 +36,8 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
     """The whole request body.
 
-    Raises PayloadTooLarge as soon as it is known to be larger, RequestTimeout when it does not come in
-    time, ClientGone when the client hangs up.
+    Raises PayloadTooLarge as soon as it is known to be larger, RequestTimeout when it does not come
+    in time, ClientGone when the client hangs up.
     """
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > max_bytes:

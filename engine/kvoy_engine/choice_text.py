@@ -1,8 +1,8 @@
 """The text of one choice: token ids in, pieces out, with stop strings, echo and logprobs applied.
 
-A piece's logprobs cover the tokens whose text it, or an earlier piece, has shown: text that is held back
-because it may become a stop string keeps its tokens' logprobs with it, and text that a stop string cuts
-off takes them along.
+A piece's logprobs cover the tokens whose text it, or an earlier piece, has shown: text that is held
+back because it may become a stop string keeps its tokens' logprobs with it, and text that a stop
+string cuts off takes them along.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine's whole configuration: one frozen value, read once in `__main__`.
 
-Where vLLM has a flag for the same thing, ours has the same name. It knows nothing of torch, sockets or
-models; a value that cannot be served is refused here, by the name of its flag.
+Where vLLM has a flag for the same thing, ours has the same name. It knows nothing of torch, sockets
+or models; a value that cannot be served is refused here, by the name of its flag.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ class ByteSize(int):
         return super().__new__(cls, int(float(match[1]) * _UNIT_BYTES[match[2]]))
 
 
+_DEFAULT_MAX_BODY: Final = ByteSize(32 * MIB)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Every setting of one engine; `__post_init__` raises ValueError naming the flag that is wrong."""
+    """Every setting of one engine; `__post_init__` raises ValueError naming the wrong flag."""
 
     model: str | None = setting(
         None,
@@ -90,7 +93,7 @@ class EngineConfig:
     dtype: str = setting(
         "auto",
         choices=("auto", "float64", "float32", "float16", "bfloat16", "half", "float"),
-        help="weights and activations; auto takes the model's own where the machine computes it fast",
+        help="weights and activations; auto: the fastest half precision",
     )
     kv_cache_dtype: str = setting(
         "auto",
@@ -128,7 +131,7 @@ class EngineConfig:
     gpu_memory_utilization: float = setting(
         0.9, help="share of the device's memory for weights and KV cache, on a GPU"
     )
-    kv_cache_memory_bytes: ByteSize | None = setting(
+    kv_cache_memory_bytes: ByteSize | None = setting(  # noqa: RUF009 (makes a field)
         None, metavar="BYTES", help="size of the KV cache, as 4GiB (default: from free memory)"
     )
     num_gpu_blocks_override: int | None = setting(
@@ -154,8 +157,8 @@ class EngineConfig:
     sim_row_s: float = setting(0.0, help="simulated seconds that each sequence adds to a step")
 
     # The server's limits, in seconds and bytes.
-    max_body_bytes: ByteSize = setting(
-        ByteSize(32 * MIB), metavar="BYTES", help="larger request bodies get status 413"
+    max_body_bytes: ByteSize = setting(  # noqa: RUF009 (makes a field)
+        _DEFAULT_MAX_BODY, metavar="BYTES", help="larger request bodies get status 413"
     )
     request_read_timeout: float = setting(
         60.0, help="seconds in which a client must have sent its whole request"

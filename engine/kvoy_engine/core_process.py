@@ -1,10 +1,10 @@
 """The core in a process of its own: the messages of `loop`, over a socket pair.
 
-The parent (`ProcessCore`) starts `python -m kvoy_engine.core_process FD` and sends the configuration;
-the child answers with lines of progress and then with the loaded model's description. From then on
-commands go down and step outputs come up. A frame is `u32 length ‖ kind byte ‖ MessagePack`. The end of
-the stream means that the other side is gone: the child then ends itself, the parent reports the core
-as failed.
+The parent (`ProcessCore`) starts `python -m kvoy_engine.core_process FD` and sends the
+configuration; the child answers with lines of progress and then with the loaded model's
+description. From then on commands go down and step outputs come up. A frame is `u32 length ‖ kind
+byte ‖ MessagePack`. The end of the stream means that the other side is gone: the child then ends
+itself, the parent reports the core as failed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from kvoy_engine.build import BuiltCore, CoreInfo, ModelLoadFailed, build_core
-from kvoy_engine.config import EngineConfig
+from kvoy_engine.config import ByteSize, EngineConfig
 from kvoy_engine.loop import CLOSE_TIMEOUT_S, CoreSink, Inbox, describe_failure, run_core
 from kvoy_engine.messages import Command, StepOutput
 
@@ -39,7 +38,9 @@ STEP: Final = b"s"  # child: a `StepOutput`
 FAILED: Final = b"f"  # child, last: why it could not load, or broke
 
 _HEAD_BYTES: Final = 5
-_encode = msgspec.msgpack.Encoder().encode
+EXIT_TIMEOUT_S: Final = 1.0
+# `ByteSize` is an int to the wire.
+_encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _step_decoder = msgspec.msgpack.Decoder(StepOutput)
 
@@ -54,7 +55,7 @@ class ProcessCore:
 
     def __init__(
         self,
-        child: subprocess.Popen[bytes],
+        child: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -71,8 +72,11 @@ class ProcessCore:
         """Start the child and wait until it has loaded. Raises ModelLoadFailed with its reason."""
         ours, theirs = socket.socketpair()
         with theirs:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "kvoy_engine.core_process", str(theirs.fileno())],
+            child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "kvoy_engine.core_process",
+                str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
             )
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -90,7 +94,9 @@ class ProcessCore:
             try:
                 kind, payload = await self._read_frame()
             except (asyncio.IncompleteReadError, ConnectionError):
-                raise ModelLoadFailed(f"the core process ended: {self._exit_text()}") from None
+                raise ModelLoadFailed(
+                    f"the core process ended: {await self._exit_text()}"
+                ) from None
             if kind == PROGRESS:
                 progress(msgspec.msgpack.decode(payload, type=str))
             elif kind == LOADED:
@@ -113,10 +119,11 @@ class ProcessCore:
         self._closing = True
         self._writer.close()
         try:
-            await asyncio.to_thread(self._child.wait, CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._child.wait()
+        except TimeoutError:
             self._child.kill()
-            await asyncio.to_thread(self._child.wait)
+            await self._child.wait()
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait([self._pump])
@@ -132,7 +139,7 @@ class ProcessCore:
                 else:
                     reason = msgspec.msgpack.decode(payload, type=str)
         except (asyncio.IncompleteReadError, ConnectionError):
-            reason = f"the core process ended: {self._exit_text()}"
+            reason = f"the core process ended: {await self._exit_text()}"
         if not self._closing:
             logger.error("core process is gone reason=%s", reason)
             sink.on_core_failed(reason)
@@ -142,15 +149,19 @@ class ProcessCore:
         length = int.from_bytes(head[:4], "little")
         return head[4:], await self._reader.readexactly(length)
 
-    def _exit_text(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._child.wait(1.0)
-            return f"signal {-code}" if code < 0 else f"exit status {code}"
-        return "its connection closed"
+    async def _exit_text(self) -> str:
+        try:
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                code = await self._child.wait()
+        except TimeoutError:
+            return "its connection closed"
+        return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
 def child_main(fd: int) -> int:
-    """The child: build the core that the first frame describes, serve commands, end with the parent."""
+    """The child: build the core that the first frame describes, serve commands, end with the
+    parent.
+    """
     # The parent alone decides when to end, also when a terminal signals the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -159,7 +170,7 @@ def child_main(fd: int) -> int:
         kind, payload = _read(stream)
         if kind != CONFIG:
             return 1
-        config = msgspec.msgpack.decode(payload, type=EngineConfig, dec_hook=_dec_hook)
+        config = msgspec.msgpack.decode(payload, type=EngineConfig, dec_hook=_read_size)
 
         def send(kind: bytes, value: Any) -> None:
             connection.sendall(frame(kind, value))
@@ -212,8 +223,9 @@ def _read(stream: Any) -> tuple[bytes, bytes]:
     return head[4:], payload
 
 
-def _dec_hook(expected: type[Any], value: Any) -> Any:
-    return expected(value)
+def _read_size(expected: type[Any], value: Any) -> ByteSize:
+    assert expected is ByteSize, f"no other type of the configuration needs a hook: {expected}"
+    return ByteSize(value)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One request in progress: step outputs in, pieces of text out, usage and metrics kept on the way.
 
-It owns the choices' detokenisers and decides when a stop string has ended one. It knows nothing of HTTP
-and of the shape of answers.
+It owns the choices' detokenisers and decides when a stop string has ended one. It knows nothing of
+HTTP and of the shape of answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class _Prompt:
         self.num_cached_tokens = 0
         self.is_begun = False
         self.deferred: list[TokensOut] = []
-        """What other choices said before that; few, as they wait for choice 0 to compute the prompt."""
+        """What other choices said before that; few, as they wait for choice 0 to compute the
+        prompt.
+        """
 
 
 class Generation:
@@ -110,7 +112,9 @@ class Generation:
         return all(choice.is_finished for choice in self._choices)
 
     def opening_pieces(self) -> list[Piece]:
-        """What is there before any step: the end of choices that a resumed request brought complete."""
+        """What is there before any step: the end of choices that a resumed request brought
+        complete.
+        """
         return [choice.end_piece() for choice in self._choices if choice.is_finished]
 
     async def next_pieces(self, stream: OutputStream) -> list[Piece]:

@@ -1,4 +1,6 @@
-"""Whether the step loop makes progress, and whether the engine may be sent requests. Pure: no clock."""
+"""Whether the step loop makes progress, and whether the engine may be sent requests. Pure: no
+clock.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ UNKNOWN_PACE_FACTOR = 12.0
 
 @dataclass(slots=True)
 class CoreWatch:
-    """Watches the core from the server's side: something must come back while work is outstanding."""
+    """Watches the core from the server's side: while work is outstanding, answers must come."""
 
     stall_timeout_s: float
     token_budget: int
@@ -68,8 +70,9 @@ class Readiness:
     """The engine's phase, and the rule that no engine is ready before routers know it.
 
     Once loaded, it waits until every router with a live watch stream has acknowledged its first
-    snapshot; where routers are expected it waits for the first one to come, too. After `router_wait_s`
-    it waits no longer, and readiness once granted is never withdrawn for a router's sake.
+    snapshot; where routers are expected it waits for the first one to come, too. After
+    `router_wait_s` it waits no longer, and readiness once granted is never withdrawn for a router's
+    sake.
     """
 
     expect_router: bool

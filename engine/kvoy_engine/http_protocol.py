@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with a deadline for receiving a request.
 
-uvicorn closes a connection that is idle between two requests; this closes one, too, whose client opens it
-and stays silent, or sends its request byte by byte.
+uvicorn closes a connection that is idle between two requests; this closes one, too, whose client
+opens it and stays silent, or sends its request byte by byte.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GRACE_S = 5.0
 
 
 def protocol_with_deadline(read_timeout_s: float) -> type[HttpToolsProtocol]:
-    """A protocol class whose connections get a whole request within `read_timeout_s` or are closed."""
+    """A protocol class whose connections get a whole request in `read_timeout_s`, or are closed."""
 
     class DeadlineProtocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None

@@ -1,8 +1,8 @@
 """The server's end of the core's boundary: which requests are live, and who waits for their tokens.
 
 Lives on the event loop. It routes step outputs to the requests that they belong to, shows them to
-observers (telemetry, metrics), and sees to it that every live request ends: with its last token, or with
-an error when the core dies or stops making progress.
+observers (telemetry, metrics), and sees to it that every live request ends: with its last token, or
+with an error when the core dies or stops making progress.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class StepObserver(Protocol):
 class OutputStream:
     """The step outputs of one request's sequences, in order.
 
-    What its consumer has not taken yet is at most the request's own token limit, so it needs no other
-    bound.
+    What its consumer has not taken yet is at most the request's own token limit, so it needs no
+    other bound.
     """
 
     def __init__(self, link: CoreLink, commands: Sequence[AddRequest]) -> None:
@@ -118,7 +118,8 @@ class CoreLink:
 
     @contextmanager
     def open(self, commands: Sequence[AddRequest]) -> Iterator[OutputStream]:
-        """Submit requests whose outputs come as one stream; whatever is unfinished at exit is aborted.
+        """Submit requests whose outputs come as one stream; whatever is unfinished at exit is
+        aborted.
 
         Raises Unavailable when the core is dead or stuck.
         """

@@ -58,7 +58,7 @@ def default_name(config: EngineConfig) -> str:
 
 
 def _resolve(config: EngineConfig, progress: Progress) -> Path | None:
-    """The model's folder, fetched or converted first where it has to be; None for a simulated one."""
+    """The model's folder, fetched or converted where it has to be; None for a simulated one."""
     if config.is_sim:
         return None
     from kvoy_engine import model_store
@@ -90,7 +90,7 @@ async def _start_core(config: EngineConfig, progress: Progress) -> tuple[CoreCli
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Like `asyncio.to_thread`, in a daemon thread: a load that is given up does not hold the exit."""
+    """Like `asyncio.to_thread`, in a daemon thread: an abandoned load does not hold the exit."""
     event_loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = event_loop.create_future()
 

@@ -1,8 +1,9 @@
 """The step loop, and the thread that runs it beside the server.
 
-`run_core` owns an `EngineCore`: it takes commands from an `Inbox`, steps while there is work and emits
-one `StepOutput` per step, and after commands that no step answers at once. It is the same loop in a
-thread (`ThreadCore`, here) and in a process of its own (`core_process`); only messages cross.
+`run_core` owns an `EngineCore`: it takes commands from an `Inbox`, steps while there is work and
+emits one `StepOutput` per step, and after commands that no step answers at once. It is the same
+loop in a thread (`ThreadCore`, here) and in a process of its own (`core_process`); only messages
+cross.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class CoreClient(Protocol):
         ...
 
     def submit(self, command: Command) -> None:
-        """Hand over a command; never blocks, and is silently without effect once the core is gone."""
+        """Hand over a command; never blocks, and has no effect once the core is gone."""
         ...
 
     async def close(self) -> None:

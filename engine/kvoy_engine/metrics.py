@@ -1,7 +1,7 @@
 """The engine's Prometheus series, all named `kvoy_engine_*`, with the unit in the name.
 
-Token counters move together with the `usage` of answers, so that their sums agree. Gauges of the core
-are read from its last report at each scrape.
+Token counters move together with the `usage` of answers, so that their sums agree. Gauges of the
+core are read from its last report at each scrape.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""The OpenAI routes on raw ASGI: from a request's bytes to an answer's, at the least cost per token.
+"""The OpenAI routes on raw ASGI: from a request's bytes to an answer's, at the least cost per
+token.
 
-Response headers go out with the first token, so every failure before it is a plain HTTP status; a later
-one is an error event, after which the stream ends without `[DONE]`. One step's chunks are one write.
+Response headers go out with the first token, so every failure before it is a plain HTTP status; a
+later one is an error event, after which the stream ends without `[DONE]`. One step's chunks are one
+write.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -72,6 +75,9 @@ class OpenAiRoutes:
         self.service: TextService | None = None
         self.num_open = 0
         """Requests whose answer is not complete."""
+        self.idle = asyncio.Event()
+        """Set while there are none."""
+        self.idle.set()
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._serve(Endpoint.CHAT, scope, receive, send)
@@ -89,6 +95,7 @@ class OpenAiRoutes:
         """Answer one request, whatever becomes of it, and account for it."""
         exchange = _Exchange(endpoint, scope, send, self._clock())
         self.num_open += 1
+        self.idle.clear()
         outcome = Outcome.ERROR
         try:
             outcome = await self._answer(exchange, receive)
@@ -107,6 +114,8 @@ class OpenAiRoutes:
             await asgi.send_error(send, failure, exchange.headers())
         finally:
             self.num_open -= 1
+            if self.num_open == 0:
+                self.idle.set()
             if self.service is not None and not exchange.has_reached_core:
                 self.service.settle(exchange.envelope)
             self._account(exchange, outcome)
@@ -275,21 +284,24 @@ class _Exchange:
 
     def encode(self, pieces: list[Piece]) -> bytes:
         """Events for these pieces, joined."""
-        assert self._prepared is not None and self._responder is not None
+        assert self._prepared is not None
+        assert self._responder is not None
         usage = self._chunk_usage()
         if not self._prepared.wants_token_ids:
             return b"".join([self._responder.chunk(piece, usage) for piece in pieces])
         return b"".join([self._with_token_ids(piece, usage) for piece in pieces])
 
     def encode_end(self) -> bytes:
-        assert self._prepared is not None and self._responder is not None
+        assert self._prepared is not None
+        assert self._responder is not None
         assert self.generation is not None
         if not self._prepared.request.wants_usage:
             return sse.DONE
         return self._responder.usage_chunk(self.generation.usage) + sse.DONE
 
     def encode_whole(self, pieces: list[Piece]) -> bytes:
-        assert self._responder is not None and self.generation is not None
+        assert self._responder is not None
+        assert self.generation is not None
         return self._responder.body(merge_pieces(pieces), self.generation.usage)
 
     def _with_token_ids(self, piece: Piece, usage: CompletionUsage | UnsetType | None) -> bytes:
@@ -301,7 +313,8 @@ class _Exchange:
         return sse.token_ids_comment(piece.index, piece.token_ids) + (chunk or b"\n")
 
     def _chunk_usage(self) -> CompletionUsage | UnsetType | None:
-        assert self._prepared is not None and self.generation is not None
+        assert self._prepared is not None
+        assert self.generation is not None
         request = self._prepared.request
         if not request.wants_usage:
             return UNSET

@@ -1,4 +1,6 @@
-"""The routes for operators and for listing models: health, readiness, metrics, version, `/v1/models`."""
+"""The routes for operators and for listing models: health, readiness, metrics, version,
+`/v1/models`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def create_operations_app(
     is_ready: Callable[[], bool],
     service: Callable[[], TextService],
 ) -> FastAPI:
-    """`problem` says what is wrong with the core; `service` raises Unavailable while there is none."""
+    """`problem` says what is wrong with the core; `service` raises Unavailable while loading."""
     app = FastAPI(title="Kvoy engine", version=version("kvoy"))
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -1,7 +1,8 @@
-"""A client's body to everything that the core needs, or to the error that names what is wrong with it.
+"""A client's body to everything that the core needs, or to the error that names what is wrong with
+it.
 
-Parsing, tokenising and checking: pure but for the tokenizer, so that a large body can be prepared in a
-worker thread while the event loop goes on.
+Parsing, tokenising and checking: pure but for the tokenizer, so that a large body can be prepared
+in a worker thread while the event loop goes on.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class PreparedRequest:
         return isinstance(self.request, CompletionRequest) and self.request.echo
 
     def resumed_ids(self, choice: int) -> list[int]:
-        """What another engine has generated already for a choice; empty for a request that begins."""
+        """What another engine has generated for a choice; empty for a request that begins."""
         if self.envelope is None or self.envelope.resume is None:
             return []
         return self.envelope.resume.output_ids[choice]
@@ -83,10 +84,7 @@ class RequestReader:
     ) -> PreparedRequest:
         """Raises BadRequest, ContextLengthExceeded or ModelNotFound, naming the field."""
         request: GenerationRequest
-        if endpoint is Endpoint.CHAT:
-            request = parse_chat(body)
-        else:
-            request = parse_completion(body)
+        request = parse_chat(body) if endpoint is Endpoint.CHAT else parse_completion(body)
         self._model.check_name(request.model)
         prompts = self._prompts(request, envelope)
         seed = self._seed(request, envelope)

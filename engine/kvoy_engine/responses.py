@@ -1,7 +1,7 @@
 """Pieces of text to OpenAI's bodies and chunks, for both endpoints.
 
-`ChatResponder` and `CompletionResponder` are the two shapes of an answer; neither knows where its pieces
-come from. A stream's chunks of one moment are joined, so that they cost one write.
+`ChatResponder` and `CompletionResponder` are the two shapes of an answer; neither knows where its
+pieces come from. A stream's chunks of one moment are joined, so that they cost one write.
 """
 
 from __future__ import annotations

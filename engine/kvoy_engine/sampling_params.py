@@ -1,7 +1,7 @@
-"""From a client's checked request to the core's `SamplingParams`, or to the error that names the field.
+"""A client's checked request to the core's `SamplingParams`, or to the error naming the field.
 
-Pure. Ranges were checked by the contract; here is what needs the model: its context, its vocabulary, its
-end tokens and its own defaults.
+Pure. Ranges were checked by the contract; here is what needs the model: its context, its
+vocabulary, its end tokens and its own defaults.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SamplingDefaults:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingDefaults:
-        """`do_sample` is left aside: clients of this API expect sampling unless they ask otherwise."""
+        """`do_sample` is left aside: clients of this API expect sampling unless told otherwise."""
         given = {name: config[name] for name in cls.__slots__ if config.get(name) is not None}
         return cls(**given)
 
@@ -70,7 +70,8 @@ def sampling_params(
     max_tokens = output_limit(request, num_prompt_tokens, limits.max_model_len)
     if request.min_tokens > max_tokens:
         raise BadRequest(
-            f"`min_tokens` is {request.min_tokens}, but only {max_tokens} tokens can follow the prompt.",
+            f"`min_tokens` is {request.min_tokens}, but only {max_tokens} tokens can follow the "
+            "prompt.",
             param="min_tokens",
         )
     end_ids = () if request.ignore_eos else limits.eos_token_ids
@@ -107,8 +108,8 @@ def output_limit(request: GenerationRequest, num_prompt_tokens: int, max_model_l
         return room
     if asked > room:
         raise ContextLengthExceeded(
-            f"This model's context holds {max_model_len} tokens, but {num_prompt_tokens + asked} were "
-            f"asked for: {num_prompt_tokens} of the prompt and {asked} of the completion.",
+            f"This model's context holds {max_model_len} tokens, but {num_prompt_tokens + asked} "
+            f"were asked for: {num_prompt_tokens} of the prompt and {asked} of the completion.",
             param=_output_limit_name(request),
         )
     return asked

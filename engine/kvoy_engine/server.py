@@ -1,7 +1,8 @@
 """One engine as a server: its sockets, its phases from loading to drained, and everything joined.
 
-`EngineServer.run` is the whole life of an engine. It listens before the model is loaded, so that a port in
-use is known at once and health can be asked while loading; telemetry opens once there is something to tell.
+`EngineServer.run` is the whole life of an engine. It listens before the model is loaded, so that a
+port in use is known at once and health can be asked while loading; telemetry opens once there is
+something to tell.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from kvoy_engine.watch import MAX_PENDING_HASHES, WatchHub
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 2048
-POLL_S: Final = 0.05
 STOP_TIMEOUT_S: Final = 5
 FAILURE_LINGER_S: Final = 1.0
-"""Between a core's death and the end of the process: errors reach their clients, health shows red."""
+"""Between a core's death and the end of the process: errors reach their clients, health shows red.
+"""
 
 
 class StartFailed(Exception):
@@ -163,10 +164,7 @@ class EngineServer:
         return link
 
     async def _serve_until_end(self, link: CoreLink) -> int:
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._drain, link.failed)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        await first_event(self._drain, link.failed)
         if link.failed.is_set():
             logger.error("engine ends: its core failed")
             self._hub.announce()
@@ -180,13 +178,11 @@ class EngineServer:
         self._readiness.on_drain()
         self._hub.announce()
         logger.info("engine drains open_requests=%d", self._routes.num_open)
-        deadline_s = self._clock() + self._config.drain_timeout
-        while self._routes.num_open and self._clock() < deadline_s and not self._stop.is_set():
-            await asyncio.sleep(POLL_S)
+        await first_event(self._routes.idle, self._stop, timeout_s=self._config.drain_timeout)
         if self._routes.num_open:
             logger.warning("engine ends with open requests count=%d", self._routes.num_open)
             link.fail_all(Unavailable("This engine shuts down.", retry_after_s=RETRY_AFTER_S))
-            await asyncio.sleep(POLL_S)
+            await first_event(self._routes.idle, timeout_s=STOP_TIMEOUT_S)
 
     def is_ready(self) -> bool:
         return self._problem() is None and self._hub.is_ready()
@@ -301,8 +297,18 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
+async def first_event(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Until one of the events is set, or the time is over."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 def describe(loaded: LoadedEngine, epoch: bytes, *, has_secret: bool) -> pb.EngineDescription:
-    """Who this engine is, for its whole life. Envelopes are taken from holders of the secret alone."""
+    """Who this engine is, for its whole life. Only a secret allows envelopes."""
     info, runner, model = loaded.info, loaded.info.runner, loaded.model
     return pb.EngineDescription(
         epoch=epoch,

@@ -27,7 +27,9 @@ from kvoy_engine.watch import WatchHub
 T = TypeVar("T")
 
 INLINE_BODY_BYTES: Final = 16 * 1024
-"""A larger body is parsed and tokenised in a worker thread, so that running streams keep their pace."""
+"""A larger body is parsed and tokenised in a worker thread, so that running streams keep their
+pace.
+"""
 NUM_WORKERS: Final = 2
 
 

@@ -1,8 +1,10 @@
-"""What routers are told: a mirror of the reported blocks, and what each watch stream still has to say.
+"""What routers are told: a mirror of the reported blocks, and what each watch stream still has to
+say.
 
-Everything here runs on the server's event loop, apart from the core: a snapshot is a copy of the mirror
-at one moment, so it never stops the engine. Changes that a slow reader has not taken yet are merged; when
-they outgrow their bound the stream starts anew with a snapshot. Nothing here knows gRPC.
+Everything here runs on the server's event loop, apart from the core: a snapshot is a copy of the
+mirror at one moment, so it never stops the engine. Changes that a slow reader has not taken yet are
+merged; when they outgrow their bound the stream starts anew with a snapshot. Nothing here knows
+gRPC.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ MAX_PENDING_HASHES = 65536
 
 @dataclass(slots=True)
 class PendingChanges:
-    """Block events merged into one that says the same. To be applied as cleared, removed, stored."""
+    """Block events merged into one that says the same: apply cleared, removed, stored."""
 
     cleared: bool = False
     removed: set[bytes] = field(default_factory=set)
@@ -159,7 +161,7 @@ class WatchHub:
                 watcher.request_load()
 
     def settle(self, router_id: str, number: int) -> None:
-        """Count a request that never reached the core: it adds no load, and none is to be expected."""
+        """Count a request that never reached the core: no load of it is to be expected."""
         self.ledger.admit(router_id, number)
         for watcher in self._watchers.values():
             if watcher.router_id == router_id:
