@@ -251,15 +251,15 @@ class EngineCore:
         return out
 
     def _fail(self, seq: Sequence, error: str) -> list[TokensOut]:
-        """End the whole request of a broken row; none of the work behind that row stays cached."""
+        """End the whole request of a broken row; nothing that it computed stays cached.
+
+        The first choice goes last: it made the blocks of the prompt, which the others use too.
+        """
         outs = []
-        for sibling in list(seq.request.live.values()):
+        for sibling in reversed(list(seq.request.live.values())):
             outs.append(_tokens_out(sibling, [], finish_reason=FinishReason.ERROR, error=error))
             self._drop(sibling)
-            if sibling is seq:
-                self._scheduler.discard(sibling)
-            else:
-                self._scheduler.finish(sibling)
+            self._scheduler.discard(sibling)
         return outs
 
     def _drop(self, seq: Sequence) -> None:

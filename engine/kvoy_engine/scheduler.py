@@ -33,9 +33,9 @@ class Scheduler:
         self._prefilling = SequenceQueue()
         self._decoding = SequenceQueue()
         self._computing: dict[BlockHash, Sequence] = {}
-        """Blocks of prefilling sequences that are not computed yet. Who needs one of them waits for
-        it instead of computing it as well: siblings of one request, and questions about one
-        document."""
+        """The blocks that prefilling sequences are computing. One that needs such a block and comes
+        later in the order waits for it instead of computing it as well: the siblings of a request,
+        or the second question about a document."""
         self.scheduled: list[Sequence] = []
         """The sequences of the last batch's rows, in order."""
         self.shape = StepShape()
@@ -76,8 +76,7 @@ class Scheduler:
         seq.status = Status.FINISHED
 
     def discard(self, seq: Sequence) -> None:
-        """Finish a running sequence whose results are broken: nothing that it computed stays
-        cached."""
+        """Finish a sequence whose results are broken: what it computed does not stay cached."""
         first_own = seq.num_cached_tokens // self._block_size
         self._pool.forget(seq.block_table[first_own : seq.num_registered])
         self.finish(seq)
@@ -193,13 +192,13 @@ class Scheduler:
         at = passed = 0
         has_room = True
         while True:
-            while passed < len(waiting) and waiting[passed].blocked_on in computing:
+            while passed < len(waiting) and self._is_blocked(waiting[passed]):
                 passed += 1
             candidate = waiting[passed] if has_room and passed < len(waiting) else None
             running = prefilling[at] if at < len(prefilling) else None
             if candidate is not None and (running is None or candidate.key < running.key):
                 if not self._admit(candidate, now_s):
-                    has_room = candidate.blocked_on in computing
+                    has_room = self._is_blocked(candidate)
                     continue
                 running = candidate
             if running is None:
@@ -219,7 +218,7 @@ class Scheduler:
     def _admit(self, seq: Sequence, now_s: float) -> bool:
         """Give a waiting sequence blocks for all its tokens and let it prefill, if there is room.
 
-        False with `blocked_on` set when another sequence is computing a block that it can use.
+        False also when it is blocked on another sequence's work; see `_is_blocked`.
         """
         if self.num_running >= self._config.max_num_seqs:
             return False
@@ -227,10 +226,9 @@ class Scheduler:
         limit = self._hit_limit(seq)
         hits = pool.find_prefix(seq.hashes, limit)
         num_hits = len(hits)
-        if num_hits < min(limit, len(seq.hashes)) and seq.hashes[num_hits] in self._computing:
-            seq.blocked_on = seq.hashes[num_hits]
+        seq.blocked_on = seq.hashes[num_hits] if num_hits < min(limit, len(seq.hashes)) else None
+        if self._is_blocked(seq):
             return False
-        seq.blocked_on = None
         num_new = -(-seq.num_tokens // block_size) - num_hits
         if num_new + pool.num_evictable_of(hits) + self._reserve() > pool.num_available:
             return False
@@ -251,11 +249,21 @@ class Scheduler:
             self._count_first_run(seq, now_s)
         return True
 
+    def _is_blocked(self, seq: Sequence) -> bool:
+        """Whether a sequence that is served before this one computes the next block that it
+        needs."""
+        if seq.blocked_on is None:
+            return False
+        owner = self._computing.get(seq.blocked_on)
+        return owner is not None and owner.key < seq.key
+
     def _reserve(self) -> int:
         """Blocks that an admission leaves for the growth of the running sequences and its own."""
         if not self.num_running:
             return 0
-        return int(self._config.watermark * self._pool.num_blocks) + self.num_running + 1
+        config = self._config
+        growth = (self.num_running + 1) * config.headroom_blocks
+        return int(config.watermark * config.num_blocks) + growth
 
     def _count_first_run(self, seq: Sequence, now_s: float) -> None:
         seq.first_scheduled_s = now_s

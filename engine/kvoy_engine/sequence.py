@@ -121,7 +121,7 @@ class Sequence:
         self.num_preemptions = 0
         self.first_scheduled_s: float | None = None
         self.blocked_on: BlockHash | None = None
-        """While it waits: the block that another sequence is computing for it."""
+        """While it waits: the first block that it did not find in the cache, if it could use it."""
         self.queued_tokens = 0
         """Its part of the count of prompt tokens that are accepted but not computed."""
         wants_prompt = params.prompt_logprobs is not None and start.index == 0

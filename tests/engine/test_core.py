@@ -177,6 +177,18 @@ def test_preempted_requests_resume_exactly() -> None:
     assert sum(core.result(name).num_preemptions for name in prompts) == load.num_preemptions
 
 
+def test_admission_leaves_room_so_that_it_does_not_thrash() -> None:
+    """Forty requests in room for five: each admission is followed by real progress."""
+    core = driver(num_blocks=50, max_num_seqs=40)
+
+    for i in range(40):
+        core.add(f"r{i}", [i, *prompt(15, i)], SamplingParams(max_tokens=24))
+    core.run()
+
+    assert core.core.load().num_preemptions <= 20
+    assert core.runner.num_computed_tokens <= 1.15 * 40 * (16 + 23)
+
+
 def test_preemption_does_not_count_as_cache_hits() -> None:
     core = driver(num_blocks=40)
 
@@ -239,6 +251,34 @@ def test_an_abort_frees_at_once_at_any_stage(stage: int, choice: int | None) -> 
     survivors = [] if choice is None else [0, 2]
     for i in survivors:
         assert core.result("a", i).finish_reason is FinishReason.LENGTH
+
+
+def test_an_urgent_request_does_not_wait_for_the_work_of_a_lesser_one() -> None:
+    core = driver(max_num_batched_tokens=16)
+    core.add("patient", [*prompt(40), 1], GREEDY, priority=9)
+    core.step()
+
+    core.add("urgent", [*prompt(40), 2], GREEDY)
+    core.run()
+
+    assert core.result("urgent").queue_time_s == 0.0
+    for name, last in (("patient", 1), ("urgent", 2)):
+        assert core.result(name).token_ids == naive_output([*prompt(40), last], GREEDY)[0]
+
+
+def test_an_abort_while_its_row_is_computed_is_harmless() -> None:
+    core = driver()
+    core.add("a", prompt(13), GREEDY)
+    core.add("b", prompt(9, 20), GREEDY)
+    batch = core.core.schedule(0.0)
+    output = core.runner.run(batch)
+
+    core.abort("a")
+    step = core.core.update(batch, output, 0.1)
+
+    assert [out.request_id for out in step.tokens] == ["b"]
+    core.core.check_integrity()
+    assert core.result("a").finish_reason is FinishReason.ABORT
 
 
 def test_an_abort_of_an_unknown_request_does_nothing() -> None:
@@ -371,6 +411,19 @@ def test_prompt_logprobs_are_complete_over_chunks_and_despite_the_cache() -> Non
     assert len(core.result("a").logprobs) == 5
 
 
+def test_prompt_logprobs_are_complete_when_their_prefill_was_preempted() -> None:
+    core = driver(num_blocks=22, interference_ratio=1.0001, min_chunk_tokens=1)
+    core.add("streaming", prompt(20, 7), SamplingParams(max_tokens=60))
+    core.step()
+
+    core.add("a", prompt(41), SamplingParams(max_tokens=3, prompt_logprobs=0))
+    core.run()
+
+    assert core.result("a").num_preemptions > 0
+    assert core.result("a").prompt_logprobs == naive_prompt_logprobs(prompt(41))
+    assert core.result("a").token_ids == naive_output(prompt(41), SamplingParams(max_tokens=3))[0]
+
+
 def test_a_request_for_no_tokens_scores_its_prompt() -> None:
     core = driver(max_num_batched_tokens=16)
 
@@ -402,6 +455,7 @@ def test_a_broken_row_ends_its_request_alone_and_leaves_nothing_in_the_cache(pos
 
     core.add("again", prompt(13, 40), params)
     core.run()
+    assert core.result("again").num_cached_tokens == 0
     assert core.result("again").token_ids == naive_output(prompt(13, 40), params)[0]
 
 
