@@ -1,0 +1,328 @@
+"""Stand-in engines for measuring a router: they speak the contract, cost little and compute
+nothing.
+
+`python -m kvoy_cli.bench.fake_engine --count N --hashes H --gap-s G [--tokenizer FOLDER]` starts
+N of them in one process on free ports and prints these as one line of JSON. A streamed answer is
+`max_tokens` events, one write each, `gap` seconds apart, so that a proxy reads one event at a
+time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import httptools
+import msgspec
+
+from kvoy_cli.bench.event_loop import run
+from kvoy_contract import envelope as envelopes
+from kvoy_contract import sse
+from kvoy_contract.names import ENVELOPE_CONTENT_TYPE
+from kvoy_contract.prompt import TokenizerFiles, byte_tokenizer_files
+from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
+from kvoy_contract.proto.kvoy.v1 import telemetry_pb2_grpc as pb_grpc
+
+_HASH_BYTES = 16
+_NUM_BLOCKS = 20_000
+_HEARTBEAT_S = 0.5
+_HASHES_PER_CHUNK = 4096
+_FILE_PART_BYTES = 1 << 20
+MODEL = "bench"
+
+
+class _Body(msgspec.Struct):
+    stream: bool = False
+    max_tokens: int = 16
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+
+
+class Admissions:
+    """Which of a router's request numbers have arrived; what load reports settle."""
+
+    def __init__(self) -> None:
+        self.through = 0
+        self.beyond: set[int] = set()
+
+    def add(self, number: int, settled_through: int) -> None:
+        self.beyond.add(number)
+        if settled_through > self.through:
+            self.through = settled_through
+            self.beyond = {n for n in self.beyond if n > settled_through}
+        while self.through + 1 in self.beyond:
+            self.through += 1
+            self.beyond.discard(self.through)
+
+
+class _Http(asyncio.Protocol):
+    """One connection; requests on it come one after the other."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._has_envelope = False
+        self._body: list[bytes] = []
+        self._num_left = 0
+        self._event = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods of asyncio.Transport without inheriting from it.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._body = []
+        self._has_envelope = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._has_envelope = value == ENVELOPE_CONTENT_TYPE.encode()
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        body = b"".join(self._body)
+        wants_ids = False
+        num_prompt_tokens = 1
+        if self._has_envelope:
+            envelope, body = envelopes.decode(body)
+            wants_ids = envelope.want_token_ids
+            num_prompt_tokens = len(envelope.token_ids) // 4
+            self._engine.admit(envelope)
+        request = _decode_body(body) if body else _Body()
+        if request.stream:
+            self._start_stream(request.max_tokens, wants_ids)
+        else:
+            self._answer(request.max_tokens, num_prompt_tokens)
+
+    def _answer(self, max_tokens: int, num_prompt_tokens: int) -> None:
+        body = _completion(max_tokens, num_prompt_tokens)
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        self._write(head % len(body) + body)
+
+    def _start_stream(self, num_events: int, wants_ids: bool) -> None:
+        self._event = _http_chunk(
+            (sse.token_ids_comment(0, [1234]) if wants_ids else b"")
+            + sse.data_event(_chunk(" word", None))
+        )
+        self._num_left = num_events
+        self._write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        self._next_s = asyncio.get_running_loop().time()
+        self._tick()
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._num_left == 0:
+            self._write(_http_chunk(sse.data_event(_chunk("", "length")) + sse.DONE) + b"0\r\n\r\n")
+            return
+        self._num_left -= 1
+        self._write(self._event)
+        self._next_s += self._engine.gap_s
+        self._timer = loop.call_at(self._next_s, self._tick)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+
+class FakeEngine(pb_grpc.TelemetryServicer):
+    """HTTP and telemetry of one engine that holds `num_hashes` random strides of cached work."""
+
+    def __init__(self, tokenizer: TokenizerFiles, num_hashes: int, gap_s: float) -> None:
+        self.gap_s = gap_s
+        self._tokenizer = tokenizer
+        self._epoch = os.urandom(16)
+        self._hashes = os.urandom(_HASH_BYTES * num_hashes)
+        self._admissions: dict[str, Admissions] = {}
+
+    def admit(self, envelope: envelopes.Envelope) -> None:
+        admissions = self._admissions.setdefault(envelope.router_id, Admissions())
+        admissions.add(envelope.number, envelope.settled_through)
+
+    def connection(self) -> _Http:
+        return _Http(self)
+
+    async def Describe(
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EngineDescription:
+        return pb.EngineDescription(
+            epoch=self._epoch,
+            served_model=MODEL,
+            model_identity="bench-fake",
+            role=pb.ROLE_BOTH,
+            block_size=16,
+            hash_stride=64,
+            num_blocks=_NUM_BLOCKS,
+            block_bytes=1 << 20,
+            max_model_len=131072,
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            tokenizer_digest=self._tokenizer.digest,
+            numerics="bench",
+            engine_kind="kvoy",
+            engine_version="0",
+            capabilities=pb.Capabilities(
+                envelope=True, token_ids=True, cache_salt=True, admitted_through=True
+            ),
+            vocab_size=65536,
+        )
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.TokenizerFile]:
+        for name, data in self._tokenizer.parts.items():
+            parts = [
+                data[start : start + _FILE_PART_BYTES]
+                for start in range(0, max(1, len(data)), _FILE_PART_BYTES)
+            ]
+            for index, part in enumerate(parts):
+                yield pb.TokenizerFile(name=name, data=part, last=index == len(parts) - 1)
+
+    async def Watch(
+        self, request_iterator: AsyncIterator[pb.WatchRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchEvent]:
+        router_id = (await anext(request_iterator)).hello.router_id
+        seq = 0
+        for event in self._snapshot():
+            seq += 1
+            event.seq = seq
+            yield event
+        while True:
+            seq += 1
+            yield pb.WatchEvent(seq=seq, load=self._load(router_id))
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    def _snapshot(self) -> list[pb.WatchEvent]:
+        step = _HASHES_PER_CHUNK * _HASH_BYTES
+        count = len(self._hashes) // _HASH_BYTES
+        return [
+            pb.WatchEvent(epoch=self._epoch, snapshot_begin=pb.SnapshotBegin(num_hashes=count)),
+            *(
+                pb.WatchEvent(snapshot_chunk=pb.SnapshotChunk(hashes=self._hashes[at : at + step]))
+                for at in range(0, len(self._hashes), step)
+            ),
+            pb.WatchEvent(snapshot_end=pb.SnapshotEnd()),
+        ]
+
+    def _load(self, router_id: str) -> pb.LoadReport:
+        admissions = self._admissions.get(router_id, Admissions())
+        held = min(_NUM_BLOCKS, 4 * len(self._hashes) // _HASH_BYTES)
+        return pb.LoadReport(
+            free_blocks=_NUM_BLOCKS - held,
+            evictable_blocks=held,
+            total_blocks=_NUM_BLOCKS,
+            prefill_tokens_per_s=10_000.0,
+            step_time_s=0.01,
+            ready=True,
+            admitted_through=admissions.through,
+            admitted_beyond=sorted(admissions.beyond),
+        )
+
+
+def _chunk(text: str, finish_reason: str | None) -> bytes:
+    return msgspec.json.encode(
+        {
+            "id": "cmpl-0123456789abcdef0123456789abcdef",
+            "object": "text_completion",
+            "created": 1_700_000_000,
+            "model": MODEL,
+            "choices": [
+                {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+            ],
+        }
+    )
+
+
+def _completion(max_tokens: int, num_prompt_tokens: int) -> bytes:
+    return msgspec.json.encode(
+        {
+            "id": "cmpl-0123456789abcdef0123456789abcdef",
+            "object": "text_completion",
+            "created": 1_700_000_000,
+            "model": MODEL,
+            "choices": [
+                {
+                    "index": 0,
+                    "text": " word" * max_tokens,
+                    "logprobs": None,
+                    "finish_reason": "length",
+                }
+            ],
+            "usage": {
+                "prompt_tokens": num_prompt_tokens,
+                "completion_tokens": max_tokens,
+                "total_tokens": num_prompt_tokens + max_tokens,
+            },
+        }
+    )
+
+
+def _http_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    count: int
+    hashes: int
+    gap_s: float
+    tokenizer: Path | None
+
+
+def _parse(argv: Sequence[str]) -> _Options:
+    parser = argparse.ArgumentParser(prog="fake_engine")
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--hashes", type=int, default=0)
+    parser.add_argument("--gap-s", type=float, default=0.003)
+    parser.add_argument("--tokenizer", type=Path, default=None)
+    return _Options(**vars(parser.parse_args(argv)))
+
+
+async def _serve(options: _Options) -> None:
+    if options.tokenizer is None:
+        tokenizer = byte_tokenizer_files()
+    else:
+        tokenizer = TokenizerFiles.from_folder(options.tokenizer)
+    loop = asyncio.get_running_loop()
+    entries: list[str] = []
+    servers: list[grpc.aio.Server] = []
+    for _ in range(options.count):
+        engine = FakeEngine(tokenizer, options.hashes, options.gap_s)
+        http = await loop.create_server(engine.connection, "127.0.0.1", 0)
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        pb_grpc.add_TelemetryServicer_to_server(engine, server)  # type: ignore[no-untyped-call]
+        telemetry_port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        servers.append(server)
+        entries.append(f"127.0.0.1:{http.sockets[0].getsockname()[1]}@{telemetry_port}")
+    print(msgspec.json.encode(entries).decode(), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        run(_serve(_parse(sys.argv[1:])))
