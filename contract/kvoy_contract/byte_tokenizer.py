@@ -49,6 +49,7 @@ class ByteCodec:
     prefix_ids: Sequence[int] = ()
     suffix_ids: Sequence[int] = ()
     is_byte_exact = True
+    strips_first_space = False
 
     def __init__(self) -> None:
         ids = range(NUM_BYTES, VOCAB_SIZE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from kvoy_contract.tokenizer_files import TOKENIZER_CONFIG, TOKENIZER_JSON, TokenizerFiles
+from kvoy_contract.tokenizer_files import TOKENIZER_JSON, TokenizerFiles
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -51,6 +51,11 @@ class Codec(Protocol):
     @property
     def is_byte_exact(self) -> bool:
         """Whether the text of ids is the UTF-8 text of their `token_bytes`, one after the other."""
+        ...
+
+    @property
+    def strips_first_space(self) -> bool:
+        """Whether a text's own beginning has one space less than its first token's bytes."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -104,6 +109,7 @@ class HuggingFaceCodec:
             raise ValueError(f"{TOKENIZER_JSON} cannot be read: {error}") from error
         self._files = files
         self._decoder_kinds = _kinds(head.decoder)
+        self._strips = _strips_first_space(head.decoder)
         self._has_normalizer = head.normalizer is not None
         self._prepare(self._tokenizer)
         self._whole: Tokenizer | None = None
@@ -132,24 +138,13 @@ class HuggingFaceCodec:
         tokenizer.encode_special_tokens = True
 
     def _surroundings(self) -> tuple[list[int], list[int]]:
-        """What the post-processor, or a switch in the configuration, puts around a text."""
-        config = self._files.read_json(TOKENIZER_CONFIG)
-        if "add_bos_token" in config or "add_eos_token" in config:
-            named = self._files.special_tokens()
-            return (
-                self._ids_if(config.get("add_bos_token"), named.get("bos_token")),
-                self._ids_if(config.get("add_eos_token"), named.get("eos_token")),
-            )
+        """What the post-processor puts around a text; as in transformers, it alone decides."""
         bare = self._tokenizer.encode("a", add_special_tokens=False).ids
         full = self._tokenizer.encode("a", add_special_tokens=True).ids
         for start in range(len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
                 return full[:start], full[start + len(bare) :]
         return [], []
-
-    def _ids_if(self, wanted: bool | None, token: str | None) -> list[int]:
-        token_id = self._tokenizer.token_to_id(token) if wanted and token else None
-        return [] if token_id is None else [token_id]
 
     @property
     def vocab_size(self) -> int:
@@ -170,6 +165,10 @@ class HuggingFaceCodec:
     @property
     def is_byte_exact(self) -> bool:
         return self._byte_level or self._metaspace
+
+    @property
+    def strips_first_space(self) -> bool:
+        return self._metaspace and self._strips
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -252,6 +251,17 @@ def _kinds(component: dict[str, Any] | None) -> list[str]:
         for part in component.get(name, ()):
             kinds += _kinds(part)
     return kinds
+
+
+def _strips_first_space(decoder: dict[str, Any] | None) -> bool:
+    match decoder:
+        case {"type": "Sequence", "decoders": parts}:
+            return any(_strips_first_space(part) for part in parts)
+        case {"type": "Strip", "start": start}:
+            return bool(start)
+        case {"type": "Metaspace", "prepend_scheme": scheme}:
+            return bool(scheme != "never")
+    return False
 
 
 def byte_level_alphabet() -> dict[int, str]:

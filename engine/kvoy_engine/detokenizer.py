@@ -52,8 +52,8 @@ class TextDelta:
 
 
 class _TextSource(Protocol):
-    def push(self, token_id: int) -> str:
-        """The characters that this token completes."""
+    def push(self, token_id: int, data: bytes) -> str:
+        """The characters that this token completes; `data` are its bytes."""
         ...
 
     def flush(self) -> str:
@@ -80,6 +80,7 @@ class Detokenizer:
         if not isinstance(stop_strings, StopStrings):
             stop_strings = StopStrings(stop_strings)
         self._stops = stop_strings
+        self._strips_space = encoder.codec.strips_first_space and not prompt_ids
         self._state = StopStrings.START
         self._include_stop = include_stop
         self._min_tokens = min_tokens
@@ -96,9 +97,11 @@ class Detokenizer:
         for token_id in token_ids:
             if self._ended:
                 break
-            tokens.append(self._describe(token_id))
+            token = self._describe(token_id)
+            tokens.append(token)
             self.num_tokens += 1
-            piece = self._push_one(token_id)
+            is_hidden = token_id in self._hidden_ids
+            piece = "" if is_hidden else self._source.push(token_id, token.data)
             self._num_chars += len(piece)
             stop = self._find_stop(piece)
             if stop is not None:
@@ -122,12 +125,12 @@ class Detokenizer:
     def _describe(self, token_id: int) -> TokenText:
         data = self._encoder.token_bytes(token_id)
         text = data.decode("utf-8", "replace")
-        return TokenText(
-            token_id, text, b"" if token_id in self._hidden_ids else data, self._num_chars
-        )
-
-    def _push_one(self, token_id: int) -> str:
-        return "" if token_id in self._hidden_ids else self._source.push(token_id)
+        if token_id in self._hidden_ids:
+            return TokenText(token_id, text, b"", self._num_chars)
+        if self._strips_space:
+            self._strips_space = False
+            data = data.removeprefix(b" ")
+        return TokenText(token_id, text, data, self._num_chars)
 
     def _find_stop(self, piece: str) -> str | None:
         """Add a piece to the held text, up to the end of the first stop string in it."""
@@ -171,14 +174,13 @@ class _ByteText:
     """For tokenizers whose tokens are bytes: decodes UTF-8 as it comes."""
 
     def __init__(self, codec: Codec, prompt_ids: Sequence[int], hidden_ids: frozenset[int]) -> None:
-        self._codec = codec
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # A prompt of token ids may end in the middle of a character that the output completes.
         tail = [i for i in prompt_ids[-_WINDOW_TOKENS:] if i not in hidden_ids]
         self._decoder.decode(b"".join(map(codec.token_bytes, tail)))
 
-    def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._codec.token_bytes(token_id))
+    def push(self, token_id: int, data: bytes) -> str:
+        return self._decoder.decode(data)
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -193,7 +195,7 @@ class _WindowText:
         self._ids = list(prompt_ids[-_WINDOW_TOKENS:])
         self._num_shown = len(self._ids)
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_id: int, data: bytes) -> str:
         self._ids.append(token_id)
         if len(self._ids) - self._num_shown >= _MAX_UNFINISHED_TOKENS:
             return self._take(self._new_text())

@@ -148,17 +148,11 @@ def test_the_beginning_of_text_is_there_once_on_every_path(encoder: PromptEncode
         assert ids[0] == bos
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [({"add_bos_token": False}, 0), ({"add_bos_token": True, "add_eos_token": False}, 1)],
-)
-def test_the_configuration_decides_on_the_beginning_of_text(
-    config: dict[str, Any], expected: int
-) -> None:
-    encoder = make_encoder(**config)
+def test_nothing_is_put_around_a_text_when_that_is_not_wanted(encoder: PromptEncoder) -> None:
+    ids = encoder.encode_text("Hi", add_special_tokens=False)
 
-    assert encoder.encode_text("Hi").count(encoder.bos_token_id or -1) == expected
-    assert encoder.encode_text("Hi", add_special_tokens=False).count(1) == 0
+    assert encoder.encode_text("Hi") == [encoder.bos_token_id, *ids]
+    assert control_ids(encoder, ids) == []
 
 
 def test_control_tokens_in_a_plain_completion_count(encoder: PromptEncoder) -> None:
