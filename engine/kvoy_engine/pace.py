@@ -79,9 +79,11 @@ class PaceModel:
         """Seconds that prefill may add to these decodes for a step of at most `ratio` times their
         time.
 
-        As much below it as estimates are off on this machine, so that few steps go over.
+        As much less as estimates are off on this machine, so that few steps go over, but at least
+        half of what exact estimates would allow: prefill must not starve.
         """
-        return (ratio / (1 + _ERROR_MARGIN * self._error) - 1) * self.estimate_s(shape)
+        slack = ratio / (1 + _ERROR_MARGIN * self._error) - 1
+        return max(slack, (ratio - 1) / 2) * self.estimate_s(shape)
 
     def chunk_limit(self, allowance_s: float, start: int) -> int:
         """Tokens of the largest chunk from position `start` that adds at most `allowance_s` to a

@@ -178,17 +178,12 @@ class Scheduler:
         return self._pace.allowance_s(self.shape, ratio)
 
     def _in_turn(self, now_s: float) -> Iterator[Sequence]:
-        """Prefilling sequences in the order of service; a waiting one is admitted when its turn
-        comes.
+        """Prefilling sequences in the order of service; a waiting one is admitted in its turn.
 
-        So it finds all that those before it have put into the cache by then. When the first one in
+        By then it finds all that those before it have put into the cache. When the first one in
         the queue gets no room, those behind it wait too: a long prompt is not overtaken for ever.
         """
-        prefilling, waiting, computing = (
-            self._prefilling.items,
-            self._waiting.items,
-            self._computing,
-        )
+        prefilling, waiting = self._prefilling.items, self._waiting.items
         at = passed = 0
         has_room = True
         while True:
