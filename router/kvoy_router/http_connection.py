@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
@@ -96,7 +96,8 @@ class ServerConnection(asyncio.Protocol):
     # The transport's callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's transports are none of asyncio's classes, though they have all their methods.
+        transport = cast(asyncio.Transport, transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER_BYTES)
         self.deadline = self.server.now_s() + self.server.limits.keep_alive_s

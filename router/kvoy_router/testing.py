@@ -33,10 +33,14 @@ async def running_router(
     engines: Sequence[FakeEngine], *, wait: bool = True, **settings: Any
 ) -> AsyncIterator[Router]:
     """A router that knows the engines, listening on a free port. `settings` go to its config."""
-    config = RouterConfig(
-        engine=tuple(map(flag_of, engines)) or ("127.0.0.1:9",),
-        **{"port": 0, "secret": SECRET, "drain_timeout_s": 1.0, "policy": "round-robin"} | settings,
-    )
+    defaults: dict[str, Any] = {
+        "engine": tuple(map(flag_of, engines)) or ("127.0.0.1:9",),
+        "port": 0,
+        "secret": SECRET,
+        "drain_timeout_s": 1.0,
+        "policy": "round-robin",
+    }
+    config = RouterConfig(**defaults | settings)
     router = Router(config)
     async with router.serving():
         if wait:

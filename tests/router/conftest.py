@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from kvoy_contract.testing import FakeEngine
 from kvoy_router.testing import SECRET
 
 StartEngine = Callable[..., Awaitable[FakeEngine]]
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Routers run on uvloop; what deals with transports itself also runs on asyncio's own loop."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    if item.path.name == "test_http_server.py":
+        loops["asyncio"] = asyncio.new_event_loop
+    return loops
 
 
 @pytest.fixture
