@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from kvoy_contract.codec import AddedToken
@@ -122,7 +123,8 @@ def unused_sentinels(texts: Iterable[str], count: int) -> list[str]:
     for text in texts:
         if not text.isascii():
             used.update(_PRIVATE_USE.findall(text))
-    found = [char for char in map(chr, range(0xE000, 0xF900)) if char not in used][:count]
+    free = (char for char in map(chr, range(0xE000, 0xF900)) if char not in used)
+    found = list(islice(free, count))
     if len(found) < count:
         raise ValueError("the text uses every private-use character")
     return found
