@@ -209,7 +209,7 @@ def _from_gguf(
     stored = choose_dtype(open_gguf(path)) if dtype == "auto" else dtype
     if stored not in STORED_DTYPES:
         raise ModelSourceError(f"dtype is one of auto, {', '.join(STORED_DTYPES)}; not {dtype!r}")
-    identity = _gguf_identity(_sha256(path), stored)
+    identity = _gguf_identity(sha256_of(path), stored)
 
     def build(folder: Path) -> None:
         _convert(path, folder, stored, progress, on_fraction)
@@ -257,7 +257,8 @@ def _link_folder(
     return prepare(models_folder() / name, source, identity, build, progress)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's content."""
     hasher = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_READ_BYTES):
