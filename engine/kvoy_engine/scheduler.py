@@ -109,7 +109,7 @@ class Scheduler:
             rows.append(
                 Row(
                     seq.seq_id,
-                    (output_ids[-1] if output_ids else seq.prompt_ids[-1],),
+                    (output_ids[-1],),
                     start,
                     seq.block_table,
                     True,
