@@ -245,8 +245,7 @@ class Scheduler:
         return True
 
     def _is_blocked(self, seq: Sequence) -> bool:
-        """Whether a sequence that is served before this one computes the next block that it
-        needs."""
+        """Whether a sequence that is served earlier is computing the next block that it needs."""
         if seq.blocked_on is None:
             return False
         owner = self._computing.get(seq.blocked_on)
