@@ -1,13 +1,12 @@
 """What it costs, in seconds, to send one request to one engine.
 
-The unit is a second that somebody waits: the request itself, or any other request that it delays. A
-decision minimises the sum over all of them, so every term has the same unit and no weights are
-needed:
+The unit is a second that somebody waits for a first token: this request, or another one that it
+delays. A decision minimises the sum over all of them:
 
     wait      until the engine turns to this prompt
     prefill   of the part of the prompt that the engine does not hold
     decode    of the answer, at the engine's own step time
-    harm      to others: this prefill stalls everyone who is there, and this context makes each of
+    harm      to others: this prefill delays everyone who is there, and this context makes each of
               their steps longer
     evict     what is lost when the new blocks displace others that will be wanted again
 
@@ -20,9 +19,11 @@ import msgspec
 
 from kvoy_router.occupancy import Occupancy
 
-PRESSURE_EXPONENT = 4
-"""How sharply displaced blocks gain value as an engine fills: nothing is lost while much is
-free."""
+DECODE_WEIGHT = 0.2
+"""Seconds before the first token that weigh as much as one second spread over an answer. Who
+streams sees a delay as slightly slower text; who waits sees nothing at all. It is also what tells
+"this engine is overloaded" from "all are": extra work is cheap while others stream and dear when
+they queue."""
 
 
 class Traffic(msgspec.Struct, frozen=True, gc=False):
@@ -31,8 +32,7 @@ class Traffic(msgspec.Struct, frozen=True, gc=False):
     output_tokens: float
     """Expected length of this request's answer."""
     reuse: float
-    """Share of prompt tokens that some engine held already: what a kept block is likely to be
-    worth."""
+    """Share of prompt tokens that some engine held already: what a kept block is likely worth."""
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
@@ -53,53 +53,58 @@ def estimate(
     rate = o.prefill_tokens_per_s
     output = traffic.output_tokens
     uncached = max(prompt_tokens - cached_tokens, 1)
-    prefill_s = uncached / rate
-    others = o.running + o.waiting
+    delayed = o.waiting + DECODE_WEIGHT * o.running
     step_growth_s = o.step_s_per_token * (prompt_tokens + output / 2)
 
-    wait_s = o.queued_tokens / rate + o.step_s + _slot_wait_s(uncached, o, output)
-    decode_s = output * (o.step_s + step_growth_s)
-    harm_s = prefill_s * others + output * step_growth_s * _running_soon(o)
-    evict_s = _evicted_tokens(uncached + output, o, traffic.reuse) / rate * (1.0 + others)
+    wait_s = o.queued_tokens / rate + o.step_s + _slot_wait_s(uncached, output, o)
+    prefill_s = uncached / rate
+    decode_s = DECODE_WEIGHT * output * (o.step_s + step_growth_s)
+    slowed_s = DECODE_WEIGHT * output * step_growth_s * _running_together(o)
+    harm_s = prefill_s * delayed + slowed_s
+    evict_s = _lost_tokens(uncached + output, o, traffic.reuse) / rate * (1.0 + delayed)
     return Cost(
-        total_s=wait_s + prefill_s + decode_s + harm_s + evict_s,
-        wait_s=wait_s,
-        prefill_s=prefill_s,
-        decode_s=decode_s,
-        harm_s=harm_s,
-        evict_s=evict_s,
+        wait_s + prefill_s + decode_s + harm_s + evict_s,
+        wait_s,
+        prefill_s,
+        decode_s,
+        harm_s,
+        evict_s,
     )
 
 
-def _running_soon(o: Occupancy) -> float:
-    """Sequences whose steps a further one would share."""
+def _running_together(o: Occupancy) -> float:
+    """Sequences that will share their steps with a further one."""
     others = o.running + o.waiting
     return min(others, o.max_running) if o.max_running else others
 
 
-def _slot_wait_s(uncached: int, o: Occupancy, output: float) -> float:
-    """Time until running sequences have made room for this one, where seats or memory are short.
+def _slot_wait_s(uncached: int, output: float, o: Occupancy) -> float:
+    """Time until running sequences have made room, where seats or memory are short.
 
     Sequences end at the rate running ÷ (output × step); each that has to end before this one can
-    run costs one such interval."""
+    run costs one such interval.
+    """
     queue = o.waiting + 1.0
-    excess = 0.0
-    if o.max_running:
-        excess = o.running + queue - o.max_running
+    short = o.running + queue - o.max_running if o.max_running else 0.0
     if o.total_tokens:
         needed = o.queued_tokens + uncached + queue * output
-        short = needed - o.free_tokens - o.evictable_tokens
-        if short > 0.0:
-            excess = max(excess, queue * short / needed)
-    if excess <= 0.0:
+        missing = needed - o.free_tokens - o.evictable_tokens
+        if missing > 0.0:
+            short = max(short, queue * missing / needed)
+    if short <= 0.0:
         return 0.0
-    return min(excess, queue) * output * o.step_s / max(o.running, 1.0)
+    return min(short, queue) * output * o.step_s / max(o.running, 1.0)
 
 
-def _evicted_tokens(new_tokens: float, o: Occupancy, reuse: float) -> float:
-    """Tokens of cached work lost, each weighed by the chance that somebody wants it again."""
-    if not o.total_tokens or not reuse:
+def _lost_tokens(new_tokens: float, o: Occupancy, reuse: float) -> float:
+    """Tokens of cached work that will have to be computed again because of the new ones.
+
+    A new block displaces another one sooner or later, the more likely the fuller the engine is, and
+    what it displaces would have been wanted again with the chance `reuse`. Blocks that nobody uses
+    now are worth half of the mean: the least recently used ones go first.
+    """
+    if not o.total_tokens:
         return 0.0
-    spare = o.free_tokens + (1.0 - reuse) * o.evictable_tokens
-    pressure = 1.0 - min(max(spare - new_tokens, 0.0) / o.total_tokens, 1.0)
-    return new_tokens * reuse * pressure**PRESSURE_EXPONENT
+    spare = o.free_tokens + (1.0 - reuse / 2) * o.evictable_tokens - new_tokens
+    fill = 1.0 - spare / o.total_tokens if spare > 0.0 else 1.0
+    return new_tokens * reuse * fill

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvoy_router.lease import Ledger
 from kvoy_router.step_law import StepLaw
+
+if TYPE_CHECKING:
+    from kvoy_router.occupancy import Occupancy
 
 
 class Role(enum.StrEnum):
@@ -113,6 +116,7 @@ class Endpoint:
         "load",
         "load_s",
         "num_resets",
+        "occupancy",
         "slot",
         "step_law",
         "telemetry_address",
@@ -136,6 +140,8 @@ class Endpoint:
         self.step_law = StepLaw()
         self.last_pick = 0
         """The pool's running count of picks when this one was picked last; 0: never."""
+        self.occupancy: tuple[int, Occupancy] | None = None
+        """What `occupancy` derived last, with the ledger's version that it holds for."""
         self.num_resets = 0
         """How often its blocks were forgotten: new epochs, gaps, lost streams."""
 

@@ -99,6 +99,7 @@ class Ledger:
         "last_number",
         "unsettled_context_tokens",
         "unsettled_prefill_tokens",
+        "version",
     )
 
     def __init__(self, last_number: int = 0) -> None:
@@ -115,6 +116,8 @@ class Ledger:
         """Leases that the last report counts although they have ended since."""
         self.ended_prefill_tokens = 0
         self.ended_context_tokens = 0
+        self.version = 0
+        """Counts changes, so that what was derived from the sums can be kept until the next one."""
 
     @property
     def in_flight(self) -> int:
@@ -133,6 +136,7 @@ class Ledger:
     def open(self, lease: Lease) -> tuple[int, int]:
         """Returns the lease's number and the number through which all others have ended."""
         settled_through = self.settled_through
+        self.version += 1
         self.last_number += 1
         self._open[self.last_number] = lease
         self._unsettled[self.last_number] = lease
@@ -142,10 +146,12 @@ class Ledger:
 
     def end_prefill(self, lease: Lease) -> None:
         if lease.number in self._unsettled:
+            self.version += 1
             self.unsettled_prefill_tokens -= lease.prefill_tokens
         lease.prefill_tokens = 0
 
     def close(self, lease: Lease) -> None:
+        self.version += 1
         if self._orphans.pop(lease.number, None) is not None:
             return
         del self._open[lease.number]
@@ -158,6 +164,7 @@ class Ledger:
 
     def settle(self, report: LoadView, now_s: float, *, by_number: bool) -> None:
         """A new report has come: what it includes leaves the reservation."""
+        self.version += 1
         self.ended = self.ended_prefill_tokens = self.ended_context_tokens = 0
         if not self._unsettled:
             return
@@ -175,6 +182,7 @@ class Ledger:
 
     def forget_report(self) -> None:
         """No report is trusted any more: every open lease is this router's own estimate again."""
+        self.version += 1
         self.ended = self.ended_prefill_tokens = self.ended_context_tokens = 0
         self.unsettled_prefill_tokens = self.unsettled_context_tokens = 0
         self._unsettled = dict(self._open)

@@ -49,28 +49,54 @@ class Occupancy(msgspec.Struct, frozen=True, gc=False):
 
 def occupancies(endpoints: Sequence[Endpoint], known: Sequence[bool]) -> list[Occupancy]:
     """One per endpoint. `known[i]` says whether the i-th one's report is to be believed."""
-    reports = [e.load for e, is_known in zip(endpoints, known, strict=True) if is_known]
-    rates = [r.prefill_tokens_per_s for r in reports if r and r.prefill_tokens_per_s > 0.0]
-    steps = [r.step_time_s for r in reports if r and r.step_time_s > 0.0]
-    fleet_rate = sum(rates) / len(rates) if rates else DEFAULT_PREFILL_TOKENS_PER_S
-    fleet_step = sum(steps) / len(steps) if steps else DEFAULT_STEP_S
+    result: list[Occupancy] = []
+    for endpoint, is_known in zip(endpoints, known, strict=True):
+        kept = endpoint.occupancy
+        if kept is not None and is_known and kept[0] == endpoint.ledger.version:
+            result.append(kept[1])
+            continue
+        load = endpoint.load
+        if load is None or not is_known or not _is_measured(load):
+            return _beside_unknown_ones(endpoints, known)
+        occupancy = _reported(endpoint, load, load.prefill_tokens_per_s, load.step_time_s)
+        endpoint.occupancy = (endpoint.ledger.version, occupancy)
+        result.append(occupancy)
+    return result
 
-    result: list[Occupancy | None] = [
-        _known(endpoint, endpoint.load, fleet_rate, fleet_step)
-        if is_known and endpoint.load is not None
+
+def _is_measured(load: LoadView) -> bool:
+    return load.prefill_tokens_per_s > 0.0 and load.step_time_s > 0.0
+
+
+def _beside_unknown_ones(endpoints: Sequence[Endpoint], known: Sequence[bool]) -> list[Occupancy]:
+    """Fills what some have not reported or measured with the mean of those that have."""
+    reports = [
+        load for e, is_known in zip(endpoints, known, strict=True) if is_known and (load := e.load)
+    ]
+    rate = _mean([r.prefill_tokens_per_s for r in reports]) or DEFAULT_PREFILL_TOKENS_PER_S
+    step_s = _mean([r.step_time_s for r in reports]) or DEFAULT_STEP_S
+    result = [
+        _reported(e, e.load, e.load.prefill_tokens_per_s or rate, step_s)
+        if is_known and e.load is not None
         else None
-        for endpoint, is_known in zip(endpoints, known, strict=True)
+        for e, is_known in zip(endpoints, known, strict=True)
     ]
     believed = [occupancy for occupancy in result if occupancy is not None]
-    if len(believed) == len(result):
-        return believed
     return [
-        occupancy or _unknown(endpoint, believed, fleet_rate, fleet_step)
+        occupancy or _average(endpoint, believed, rate, step_s)
         for endpoint, occupancy in zip(endpoints, result, strict=True)
     ]
 
 
-def _known(endpoint: Endpoint, load: LoadView, fleet_rate: float, fleet_step: float) -> Occupancy:
+def _mean(values: Sequence[float]) -> float:
+    """Of those that are not 0, and 0 when all are."""
+    measured = [value for value in values if value > 0.0]
+    return sum(measured) / len(measured) if measured else 0.0
+
+
+def _reported(
+    endpoint: Endpoint, load: LoadView, prefill_tokens_per_s: float, default_step_s: float
+) -> Occupancy:
     ledger = endpoint.ledger
     info = endpoint.info
     block_size = info.block_size if info else 16
@@ -84,7 +110,7 @@ def _known(endpoint: Endpoint, load: LoadView, fleet_rate: float, fleet_step: fl
     if free < 0:
         evictable = max(0, evictable + free)
         free = 0
-    step, slope = endpoint.step_law.at(context, fleet_step, load.total_blocks * block_size)
+    step, slope = endpoint.step_law.at(context, default_step_s, load.total_blocks * block_size)
     return Occupancy(
         is_known=True,
         running=load.running - ended_running,
@@ -95,32 +121,34 @@ def _known(endpoint: Endpoint, load: LoadView, fleet_rate: float, fleet_step: fl
         evictable_tokens=evictable,
         total_tokens=load.total_blocks * block_size,
         max_running=info.max_num_seqs if info else 0,
-        prefill_tokens_per_s=load.prefill_tokens_per_s or fleet_rate,
+        prefill_tokens_per_s=prefill_tokens_per_s,
         step_s=step,
         step_s_per_token=slope,
     )
 
 
-def _unknown(
-    endpoint: Endpoint, believed: Sequence[Occupancy], fleet_rate: float, fleet_step: float
+def _average(
+    endpoint: Endpoint,
+    believed: Sequence[Occupancy],
+    prefill_tokens_per_s: float,
+    default_step_s: float,
 ) -> Occupancy:
     def mean(name: str) -> float:
         return sum(getattr(o, name) for o in believed) / len(believed) if believed else 0.0
 
-    ledger = endpoint.ledger
-    own = ledger.in_flight
+    ledger, info = endpoint.ledger, endpoint.info
     waiting = max(mean("waiting"), float(ledger.unsettled))
     return Occupancy(
         is_known=False,
-        running=max(mean("running"), own - waiting),
+        running=max(mean("running"), ledger.in_flight - waiting),
         waiting=waiting,
         queued_tokens=max(mean("queued_tokens"), ledger.unsettled_prefill_tokens),
         context_tokens=max(mean("context_tokens"), ledger.unsettled_context_tokens),
         free_tokens=mean("free_tokens"),
         evictable_tokens=mean("evictable_tokens"),
         total_tokens=mean("total_tokens"),
-        max_running=float(endpoint.info.max_num_seqs) if endpoint.info else mean("max_running"),
-        prefill_tokens_per_s=fleet_rate,
-        step_s=mean("step_s") or fleet_step,
+        max_running=info.max_num_seqs if info else mean("max_running"),
+        prefill_tokens_per_s=prefill_tokens_per_s,
+        step_s=mean("step_s") or default_step_s,
         step_s_per_token=mean("step_s_per_token"),
     )

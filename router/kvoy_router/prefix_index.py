@@ -168,10 +168,13 @@ class PrefixIndex:
 
     def touch(self, keys: Iterable[int]) -> None:
         """These were matched: keep them longest. Does nothing while the bound is far away."""
-        nearly_full = self._max_per_shard * 7 // 8
+        shards = self._shards
+        if len(shards[0]) < self._max_per_shard * 3 // 4:
+            return  # hashes are uniform, so one shard stands for all
         for key in keys:
-            shard = self._shards[key & _SHARD_MASK]
-            if len(shard) >= nearly_full and (holders := shard.pop(key, None)) is not None:
+            shard = shards[key & _SHARD_MASK]
+            holders = shard.pop(key, None)
+            if holders is not None:
                 shard[key] = holders
 
     def approximate_bytes(self) -> int:
