@@ -28,6 +28,7 @@ _KEEP = 0.97
 """Share of the old knowledge kept at each step: about the last 30 steps of a kind count."""
 _LEAST_EXTRAPOLATION = 64
 _SMOOTHING = 0.1
+_SURPRISE = 20.0
 _ERROR_MARGIN = 1.5
 """Mean absolute errors that a bound leaves below itself."""
 _REFERENCE_CHUNK = 512
@@ -55,7 +56,8 @@ class PaceModel:
         self._information: list[list[float]] = []
         self._largest_chunk = 0
         self._step_time_s = 0.0
-        self._error = 0.0
+        self._error = 1.0
+        """Smoothed relative error of the estimates, 0 .. 1."""
 
     @property
     def step_time_s(self) -> float:
@@ -121,9 +123,11 @@ class PaceModel:
         if not self._information:
             self._start_at(duration_s / self.estimate_s(shape))
         estimate_s = self.estimate_s(shape)
-        # Relative to the estimate, except that a step of many times its length must be a hiccup.
-        scale = max(duration_s / 2, estimate_s)
-        self._error += _SMOOTHING * (abs(duration_s - estimate_s) / scale - self._error)
+        # Relative to the estimate. Where estimates have been good, a step of many times its length must
+        # be a hiccup of the machine and weighs less; where they have been bad, it is news.
+        scale = max(estimate_s, duration_s / (2 + _SURPRISE * self._error))
+        error = abs(duration_s - estimate_s) / max(duration_s, estimate_s)
+        self._error += _SMOOTHING * (error - self._error)
         self._fit([x / scale for x in features], duration_s / scale)
 
     def _start_at(self, factor: float) -> None:
