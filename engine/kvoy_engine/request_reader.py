@@ -129,6 +129,8 @@ class RequestReader:
     def _seed(self, request: GenerationRequest, envelope: Envelope | None) -> int:
         if request.seed is not None:
             return request.seed
+        if request.temperature == 0:
+            return 0  # greedy draws nothing; a simulated model then repeats itself, too
         if envelope is not None and envelope.seed is not None:
             return envelope.seed
         return self._random.getrandbits(64)
