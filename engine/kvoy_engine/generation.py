@@ -135,7 +135,10 @@ class Generation:
                 prompt.deferred.append(out)
                 continue
             ready, prompt.deferred = [out, *prompt.deferred], []
-            pieces += [self._piece(prompt, prompt.echo, each, stream) for each in ready]
+            for each in ready:
+                choice = self._choices[prompt.job.first_index + each.choice]
+                if not choice.is_finished:  # else a stop string in an earlier one has ended it
+                    pieces.append(self._piece(choice, prompt.echo, each, stream))
         return pieces
 
     def _learn(self, prompt: _Prompt, out: TokensOut) -> None:
@@ -149,8 +152,7 @@ class Generation:
                 self._prepared, prompt.job, self._encoder, out.prompt_logprobs
             )
 
-    def _piece(self, prompt: _Prompt, echo: Echo, out: TokensOut, stream: OutputStream) -> Piece:
-        choice = self._choices[prompt.job.first_index + out.choice]
+    def _piece(self, choice: ChoiceText, echo: Echo, out: TokensOut, stream: OutputStream) -> Piece:
         self._observe_times(choice.index, out)
         piece = choice.push(out, echo)
         if piece.finish_reason is not None:
