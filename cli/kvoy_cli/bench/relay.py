@@ -49,18 +49,23 @@ class _Pipe(asyncio.Protocol):
 
 
 class _ClientPipe(_Pipe):
-    """The client's side: reads nothing until the target is connected."""
+    """The client's side: keeps what it reads until the target is connected."""
 
     def __init__(self, target_port: int) -> None:
         super().__init__()
         self._target_port = target_port
+        self._early: list[bytes] = []
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert self.transport is not None
-        self.transport.pause_reading()
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    def data_received(self, data: bytes) -> None:
+        if self.peer is None:
+            self._early.append(data)
+        else:
+            super().data_received(data)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -71,10 +76,10 @@ class _ClientPipe(_Pipe):
                 self.transport.close()
             return
         self.peer, peer.peer = peer, self
-        if self.transport is not None:
-            self.transport.resume_reading()
-        elif peer.transport is not None:
-            peer.transport.close()
+        if peer.transport is not None:
+            peer.transport.writelines(self._early)
+            if self.transport is None:
+                peer.transport.close()
 
 
 async def serve_protocols(listen_port: int, target_port: int) -> None:

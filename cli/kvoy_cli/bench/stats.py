@@ -18,8 +18,8 @@ def percentile(values: Iterable[float], q: float) -> float:
     position = (len(ordered) - 1) * q / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    if ordered[below] == ordered[above]:
-        return ordered[below]
+    if position == below or ordered[below] == ordered[above]:
+        return ordered[below]  # no arithmetic with an infinite value
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
