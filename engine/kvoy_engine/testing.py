@@ -167,7 +167,12 @@ def _write_tokenizer(path: Path) -> None:
             "use_regex": False,
         },
         "post_processor": None,
-        "decoder": {"type": "ByteLevel"},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     }
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
