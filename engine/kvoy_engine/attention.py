@@ -142,8 +142,9 @@ class PagedAttention:
         visible = columns <= group.positions.unsqueeze(1)  # (R, context)
         if window is not None:
             visible &= columns > group.positions.unsqueeze(1) - window
-        # Zero weight times a value that is not finite would still not be finite.
-        v = v.masked_fill(~visible[:, None, :, None], 0.0)
+        # What another sequence left behind may be anything, and no weight is small enough for NaN.
+        hidden = ~visible[:, None, :, None]
+        k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
         # The query heads of one key head become rows of one product: keys are not repeated.
         q = q.view(num_rows, self._config.num_kv_heads, -1, self._config.head_dim)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :])

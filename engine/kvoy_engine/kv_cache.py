@@ -7,6 +7,8 @@ module's.
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,16 +48,17 @@ class KvCache:
     def __init__(self, shape: KvShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
-        # Zeros, not uninitialised: what masked positions multiply must at least be finite.
-        self.tensor = torch.zeros(
-            num_blocks,
-            shape.num_layers,
-            2,
-            shape.num_kv_heads,
-            shape.block_size,
-            shape.head_dim,
-            dtype=shape.dtype,
-            device=device,
+        self.tensor = _zeros(
+            (
+                num_blocks,
+                shape.num_layers,
+                2,
+                shape.num_kv_heads,
+                shape.block_size,
+                shape.head_dim,
+            ),
+            shape.dtype,
+            device,
         )
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -65,6 +68,15 @@ class KvCache:
     def values(self, layer: int) -> torch.Tensor:
         """(num_blocks, num_kv_heads, block_size, head_dim) view."""
         return self.tensor[:, layer, 1]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on the CPU pages that the system only gives when they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros would write, and so take, every page at once.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def available_host_bytes() -> int:

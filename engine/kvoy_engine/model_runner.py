@@ -18,11 +18,13 @@ import torch
 
 from kvoy_engine.attention import PagedAttention
 from kvoy_engine.batch import Batch, Row, RowOutput, RunnerInfo, RunnerOutput
+from kvoy_engine.kernels.build import KernelsUnavailable, load_kernels
 from kvoy_engine.kv_cache import KvCache, KvShape, available_host_bytes
 from kvoy_engine.linear import WeightFormat
 from kvoy_engine.messages import SamplingParams, TokenLogprob
 from kvoy_engine.model_config import ModelConfig, ModelError, load_model_config
 from kvoy_engine.models.llama import LlamaDecoder, load_decoder
+from kvoy_engine.native_ops import ACTIVATION_DTYPES, KV_DTYPES, NativeOps
 from kvoy_engine.numerics import numerics_digest
 from kvoy_engine.ops import Ops, TorchOps
 from kvoy_engine.rope import rope_tables
@@ -186,19 +188,14 @@ def load_runner(model_dir: Path, options: RunnerOptions, progress: Progress) -> 
         torch.float64 if double else torch.float32,
         device,
     )
-    ops: Ops = TorchOps(
-        PagedAttention(config, cache, cos, sin),
-        config.rms_norm_eps,
-        choice.format.activation_dtype,
-    )
-    kernels = "torch"
+    ops, kernels = _ops(options, config, cache, cos, sin, choice.format, progress)
     info = RunnerInfo(
         num_blocks=num_blocks,
         block_size=shape.block_size,
         block_bytes=shape.block_bytes,
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
-        numerics=numerics_digest(choice.format, kv_dtype, device, kernels),
+        numerics=numerics_digest(choice.format, kv_dtype, device, kernels.split()[0]),
         weights_bytes=decoder.weights_bytes,
         details={
             "device": _device_name(device),
@@ -209,7 +206,62 @@ def load_runner(model_dir: Path, options: RunnerOptions, progress: Progress) -> 
             **choice.explain(),
         },
     )
-    return TorchRunner(decoder, ops, cache, info)
+    greedy = ops.greedy if isinstance(ops, NativeOps) else torch_greedy
+    return TorchRunner(decoder, ops, cache, info, greedy)
+
+
+def _ops(
+    options: RunnerOptions,
+    config: ModelConfig,
+    cache: KvCache,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    weight_format: WeightFormat,
+    progress: Progress,
+) -> tuple[Ops, str]:
+    """The backend, and its name or why it is the plain one.
+
+    Raises ValueError when native kernels are demanded and cannot be had.
+    """
+    reason = _why_not_native(options, cache, weight_format)
+    if reason is None:
+        progress("loading CPU kernels (the first time on a machine compiles them)")
+        try:
+            kernels = load_kernels()
+        except KernelsUnavailable as error:
+            reason = str(error)
+        else:
+            native = NativeOps(
+                kernels,
+                config,
+                cache,
+                cos,
+                sin,
+                weight_format.activation_dtype,
+                torch.get_num_threads(),
+            )
+            return native, "native"
+    if options.kernels == "native":
+        raise ValueError(f"kernels native: {reason}")
+    if options.kernels == "auto" and cache.tensor.device.type == "cpu":
+        logger.info("plain torch kernels", extra={"reason": reason})
+    attention = PagedAttention(config, cache, cos, sin)
+    plain = TorchOps(attention, config.rms_norm_eps, weight_format.activation_dtype)
+    return plain, f"torch ({reason})"
+
+
+def _why_not_native(
+    options: RunnerOptions, cache: KvCache, weight_format: WeightFormat
+) -> str | None:
+    if options.kernels == "torch":
+        return "chosen"
+    if cache.tensor.device.type != "cpu":
+        return "the kernels are for the CPU"
+    if weight_format.activation_dtype not in ACTIVATION_DTYPES:
+        return f"there are no kernels for {weight_format.name} activations"
+    if cache.shape.dtype not in KV_DTYPES:
+        return f"there are no kernels for a {cache.shape.dtype} cache"
+    return None
 
 
 def num_usable_cores() -> int:

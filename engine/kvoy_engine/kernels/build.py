@@ -1,0 +1,106 @@
+"""Compiles `kernels.cpp` at first use and loads it; the result is kept in a cache folder.
+
+The file name holds a digest of the source, the compiler and the CPU, so a change of any of them
+compiles anew, and two processes that compile at once both end with a whole file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+
+from kvoy_engine.linear import cpu_flags
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-w")
+_COMPILE_TIMEOUT_S = 300
+
+
+class KernelsUnavailable(Exception):
+    """The kernels cannot be compiled or loaded here; the message says why."""
+
+
+def load_kernels(cache_dir: Path | None = None) -> ctypes.CDLL:
+    """The compiled kernels, compiled now (a few seconds) when the cache does not have them.
+
+    Raises KernelsUnavailable.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if not compiler:
+        raise KernelsUnavailable("there is no C++ compiler (g++)")
+    openmp = _openmp_library()
+    path = (cache_dir or default_cache_dir()) / f"{_digest(compiler, openmp)}.so"
+    if not path.is_file():
+        _compile(compiler, openmp, path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailable(f"{path} cannot be loaded: {error}") from error
+
+
+def default_cache_dir() -> Path:
+    """`kernels` in the cache folder that the models are in too."""
+    home = os.environ.get("KVOY_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "kvoy") / "kernels"
+
+
+def _openmp_library() -> Path | None:
+    """torch's own OpenMP runtime: a second one in the process would make a second pool of
+    threads."""
+    folder = Path(torch.__file__).parent / "lib"
+    candidates = sorted(folder.glob("libgomp*.so*")) + sorted(
+        folder.parent.with_name("torch.libs").glob("libgomp*.so*")
+    )
+    return candidates[0] if candidates else None
+
+
+def _digest(compiler: str, openmp: Path | None) -> str:
+    version = _run([compiler, "--version"]).stdout
+    parts = (
+        _SOURCE.read_text(encoding="utf-8"),
+        " ".join(_FLAGS),
+        version,
+        platform.machine(),
+        " ".join(sorted(cpu_flags())),
+        str(openmp),
+    )
+    return blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
+
+
+def _compile(compiler: str, openmp: Path | None, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            object_file, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+            has_openmp = openmp is not None or sys.platform == "linux"
+            compile_flags = [*_FLAGS, *(["-fopenmp"] if has_openmp else [])]
+            _checked([compiler, *compile_flags, "-c", str(_SOURCE), "-o", str(object_file)])
+            link_flags = [str(openmp)] if openmp else (["-fopenmp"] if has_openmp else [])
+            _checked([compiler, "-shared", str(object_file), "-o", str(library), *link_flags])
+            library.replace(path)
+    except OSError as error:
+        raise KernelsUnavailable(f"the kernels cannot be stored: {error}") from error
+
+
+def _checked(command: list[str]) -> None:
+    result = _run(command)
+    if result.returncode != 0:
+        raise KernelsUnavailable(f"{command[0]} failed: {result.stderr.strip()[-500:]}")
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsUnavailable(f"{command[0]} cannot be run: {error}") from error
