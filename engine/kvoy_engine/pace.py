@@ -123,8 +123,8 @@ class PaceModel:
         if not self._information:
             self._start_at(duration_s / self.estimate_s(shape))
         estimate_s = self.estimate_s(shape)
-        # Relative to the estimate. Where estimates have been good, a step of many times its length must
-        # be a hiccup of the machine and weighs less; where they have been bad, it is news.
+        # Relative to the estimate. Where estimates have been good, a step of many times its length
+        # must be a hiccup of the machine and weighs less; where they have been bad, it is news.
         scale = max(estimate_s, duration_s / (2 + _SURPRISE * self._error))
         error = abs(duration_s - estimate_s) / max(duration_s, estimate_s)
         self._error += _SMOOTHING * (error - self._error)

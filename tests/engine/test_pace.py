@@ -115,15 +115,15 @@ def seconds(shape: StepShape) -> float:
     )
 
 
-def test_it_soon_believes_a_machine_that_is_nothing_like_its_first_guess() -> None:
-    """Steps of any size take the same time, so the first one is misread by orders of magnitude."""
+def test_chunks_are_large_where_prefill_costs_nothing() -> None:
+    """Steps of any size take the same time, so the first one misleads by orders of magnitude."""
     pace = PaceModel()
     pace.observe(StepShape(0, 0, 8192, 8192, 8192 * 4096), 0.02)
     for i in range(5):
         pace.observe(StepShape(16, 8000 + 16 * i), 0.02)
 
-    assert pace.estimate_s(StepShape(16, 8000)) == pytest.approx(0.02, rel=0.1)
     allowance_s = pace.allowance_s(StepShape(16, 8000), 2.5)
+
     assert pace.chunk_limit(allowance_s, 0) > 1000
 
 
