@@ -30,7 +30,7 @@ class CoreConfig:
     """While sequences stream, a step with prefill chunks takes at most so many times the estimated
     time of its decodes alone. Leaves 0.6 of the time to prefill, and room for a wrong estimate
     below a threefold gap. 0: no bound."""
-    min_chunk_tokens: int = 8
+    min_chunk_tokens: int = 2
     """The first prefill of a step makes at least this progress, whatever the bound says."""
     headroom_blocks: int = 2
     """Blocks for each running sequence that admitting another leaves available: without such room

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 _SCALES = (1.0, 64.0, 1e4, 512.0, 1e6)
 """Features are divided by these, so that the costs are of comparable size."""
-_PRIOR = (0.01, 0.002, 0.001, 0.25, 0.02)
+_PRIOR = (0.01, 0.002, 0.001, 0.25, 0.25)
 """Costs in seconds per scaled feature before anything was measured. The first step scales them all
 to the machine's speed; their ratios are those of a CPU, so that the first chunk beside streams is
 short."""
