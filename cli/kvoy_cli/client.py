@@ -150,11 +150,14 @@ def _texts(response: http.client.HTTPResponse, answer: Answer) -> Iterator[str]:
     parser = SseParser()
     while data := response.read1(_READ_BYTES):
         for event in parser.feed(data):
-            if event.data is None or event.is_done:
+            if event.is_done:
+                return
+            if event.data is None:
                 continue
             text = _take_chunk(json.loads(event.data), answer)
             if text:
                 yield text
+    raise CommandError("the answer broke off before its end")
 
 
 def _take_chunk(chunk: dict[str, Any], answer: Answer) -> str:
