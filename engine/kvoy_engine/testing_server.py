@@ -44,22 +44,22 @@ class HookedRunner:
     """A runner around another one; `hook` sees every batch first and may answer in its place."""
 
     def __init__(self, inner: Runner, hook: Callable[[Batch], RunnerOutput | None]) -> None:
-        self._inner = inner
+        self.inner = inner
         self.hook = hook
 
     @property
     def info(self) -> RunnerInfo:
-        return self._inner.info
+        return self.inner.info
 
     def run(self, batch: Batch) -> RunnerOutput:
         answer = self.hook(batch)
-        return self._inner.run(batch) if answer is None else answer
+        return self.inner.run(batch) if answer is None else answer
 
     def free_device_bytes(self) -> int:
-        return self._inner.free_device_bytes()
+        return self.inner.free_device_bytes()
 
     def close(self) -> None:
-        self._inner.close()
+        self.inner.close()
 
 
 def sim_config(**settings: Any) -> EngineConfig:
