@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -98,6 +99,9 @@ class HuggingFaceCodec:
 
     def __init__(self, files: TokenizerFiles) -> None:
         """Raises ValueError when the files make no tokenizer."""
+        # One text is one thread's work: without this the library starts a thread per core, and
+        # warns at every fork after it.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer  # a timing engine with the byte tokenizer does without
 
         source = files.parts[TOKENIZER_JSON]
@@ -171,8 +175,7 @@ class HuggingFaceCodec:
         return self._metaspace and self._strips
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._tokenizer, text)
 
     def encode_whole(self, text: str) -> list[int]:
         """Through a second copy of the tokenizer, made at the first call: how special tokens are
@@ -185,13 +188,12 @@ class HuggingFaceCodec:
             self._prepare(whole)
             whole.encode_special_tokens = False
             self._whole = whole
-        ids: list[int] = self._whole.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._whole, text)
 
     def probe_whole(self, texts: Sequence[str]) -> list[list[int]]:
         self._tokenizer.encode_special_tokens = False
         try:
-            return [self._tokenizer.encode(t, add_special_tokens=False).ids for t in texts]
+            return [_encode(self._tokenizer, text) for text in texts]
         finally:
             self._tokenizer.encode_special_tokens = True
 
@@ -228,6 +230,13 @@ class HuggingFaceCodec:
         if not self._longest and self._byte_level and not self._has_normalizer:
             self._longest = max(map(len, self._tokenizer.get_vocab()))
         return self._longest
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """As a batch of one: only then does the library let other threads of Python run meanwhile."""
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def _added_tokens(tokenizer: Tokenizer) -> dict[int, AddedToken]:

@@ -35,6 +35,8 @@ from kvoy_contract.tokenizer_files import GENERATION_CONFIG, TokenizerFiles
 
 __all__ = ["PromptEncoder", "TokenizerFiles", "byte_tokenizer_files"]
 
+_MAX_DROPPED = 4
+"""Messages may be so many times as long as what a template makes of them."""
 _PROBE_TEXTS = ("Hello  world\n", " a", "\n\n  é中🦙", "x")
 
 
@@ -84,6 +86,7 @@ class PromptEncoder:
         A text that cannot fit into `max_tokens` is refused before the work of encoding it.
         """
         self.check_token_ids(request)
+        self._check_messages_length(request, max_tokens)
         rendered = self._render(request)
         ids = self._encode(rendered.text, rendered.sentinel, max_tokens, "messages")
         if not ids:
@@ -220,7 +223,7 @@ class PromptEncoder:
 
     def _encode(self, text: str, sentinel: str, max_tokens: int | None, param: str) -> list[int]:
         """Encode a text in which whole control tokens count and broken ones are plain text."""
-        self._check_length(text, max_tokens, param)
+        self._check_length(len(text), max_tokens, param)
         if not self.is_segment_safe and not (sentinel and sentinel in text):
             return self.codec.encode_whole(text)
         return self._encode_by_segments(text, sentinel)
@@ -245,14 +248,31 @@ class PromptEncoder:
         # This vocabulary finds the token in plain text too: keep its two halves apart.
         return [i for part in text.split(sentinel) for i in self.codec.encode(part)]
 
-    def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
-        if max_tokens is None or len(text) <= 4 * max_tokens:
+    def _check_messages_length(
+        self, request: ChatCompletionRequest, max_tokens: int | None
+    ) -> None:
+        """Spare the rendering of what is far too long; a template may drop some of it, not most."""
+        if max_tokens is None:
+            return
+        contents = [
+            len(m.content)
+            if isinstance(m.content, str)
+            else sum(len(p.text) for p in m.content or ())
+            for m in request.messages
+        ]
+        self._check_length(sum(contents), max_tokens, "messages", _MAX_DROPPED)
+
+    def _check_length(
+        self, num_chars: int, max_tokens: int | None, param: str, allowance: int = 1
+    ) -> None:
+        """Refuse what has too many tokens even if each were as long as the longest there is."""
+        if max_tokens is None or num_chars <= 4 * max_tokens:
             return
         longest = self.codec.longest_token_bytes()
-        if longest and len(text) > longest * max_tokens:
+        if longest and num_chars > allowance * longest * max_tokens:
             raise ContextLengthExceeded(
-                f"The prompt has more than {len(text) // longest} tokens, and the model's context "
-                f"holds {max_tokens}.",
+                f"The prompt of {num_chars} characters has more than {max_tokens} tokens, which is "
+                "what the model's context holds.",
                 param=param,
             )
 

@@ -72,6 +72,7 @@ def _add_setting(
         options |= {"nargs": "*", "action": "extend", "default": None}
     if meta.get("positional"):
         options.pop("env_var")
+        options["metavar"] = meta.get("metavar") or field.name.upper()
         if has_default:
             options["nargs"] = "?"
         parser.add_argument(field.name, **options)

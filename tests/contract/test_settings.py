@@ -1,7 +1,3 @@
-"""One dataclass gives flags, environment and file, with one order of precedence."""
-
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,53 +7,93 @@ from kvoy_contract.settings import read_settings, setting
 
 
 @dataclass(frozen=True)
-class Config:
-    name: str = setting("a", help="a name")
-    num_things: int = setting(1, help="how many")
-    limit: float | None = setting(None, help="at most")
-    address: tuple[str, ...] = setting((), help="where; repeatable")
-    is_loud: bool = setting(False, help="whether")
+class Example:
+    model: str = setting(help="what to serve", positional=True)
+    port: int = setting(8000, help="of HTTP")
+    rate: float | None = setting(None, help="50 % of it")
+    fast: bool = setting(False, help="or slow")
+    policy: str = setting("best", choices=("best", "worst"), help="which one")
+    engines: tuple[str, ...] = setting((), flag="engine", help="addresses")
+
+    def __post_init__(self) -> None:
+        if self.port < 1:
+            raise ValueError(f"port is {self.port}, below 1")
 
 
-def read(*argv: str) -> Config:
-    return read_settings(Config, "prog", "A test.", argv)
+def read(*argv: str) -> Example:
+    return read_settings(Example, "example", "An example.", argv)
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONFIG", "NAME", "NUM_THINGS", "LIMIT", "ADDRESS", "IS_LOUD"):
+def _no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFIG", "PORT", "RATE", "FAST", "POLICY", "ENGINE"):
         monkeypatch.delenv(f"KVOY_{name}", raising=False)
 
 
-def test_defaults_come_from_the_dataclass() -> None:
-    assert read() == Config("a", 1, None, (), False)
+def test_flags_set_fields_of_every_type() -> None:
+    example = read("m", "--port", "1", "--rate", "2", "--fast", "--engine", "a", "b")
+
+    assert example == Example("m", 1, 2.0, True, "best", ("a", "b"))
 
 
-def test_a_repeated_flag_adds_up() -> None:
-    assert read("--address", "a", "b", "--address", "c").address == ("a", "b", "c")
+def test_what_is_not_given_has_its_default() -> None:
+    assert read("m") == Example("m")
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("name: file\nnum-things: 5\nlimit: 0.5\naddress: [x, y]\n")
-    monkeypatch.setenv("KVOY_NAME", "environment")
-    monkeypatch.setenv("KVOY_NUM_THINGS", "7")
+    file = tmp_path / "kvoy.yaml"
+    file.write_text("port: 1\nrate: 1\nfast: true\nengine: [a, b]\n")
+    monkeypatch.setenv("KVOY_PORT", "2")
+    monkeypatch.setenv("KVOY_RATE", "2")
 
-    config = read("--config", str(file), "--name", "flag")
+    example = read("m", "--config", str(file), "--port", "3")
 
-    assert config == Config("flag", 7, 0.5, ("x", "y"), False)
+    assert example == Example("m", 3, 2.0, True, "best", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["m", "--port", "x"], "--port"),
+        (["m", "--port", "0"], "port is 0"),
+        (["m", "--policy", "none"], "--policy"),
+        (["m", "--no-such-flag", "1"], "--no-such-flag"),
+        ([], "MODEL"),
+    ],
+)
+def test_a_wrong_value_ends_with_its_name(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(*argv)
+
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 def test_an_unknown_key_of_the_file_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("nmae: typo\n")
+    file = tmp_path / "kvoy.yaml"
+    file.write_text("prot: 1\n")
 
-    with pytest.raises(SystemExit) as stopped:
-        read("--config", str(file))
+    with pytest.raises(SystemExit):
+        read("m", "--config", str(file))
 
-    assert stopped.value.code == 2
-    assert "nmae" in capsys.readouterr().err
+    assert "prot" in capsys.readouterr().err
+
+
+def test_help_names_every_flag_and_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help")
+
+    text = capsys.readouterr().out
+    for word in ("--port", "KVOY_PORT", "--no-fast", "50 % of it", "(default: 8000)"):
+        assert word in text
+
+
+def test_mutable_defaults_are_refused() -> None:
+    with pytest.raises(TypeError):
+        setting([], help="x")
