@@ -157,6 +157,7 @@ class FakeEngine(pb_grpc.TelemetryServicer):
         )
         self._port = port
         self._telemetry_port = telemetry_port
+        self._slots = asyncio.Semaphore(max_num_seqs)
         self._admitted: dict[str, set[int]] = {}
         self._streams: set[_Stream] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -237,7 +238,7 @@ class FakeEngine(pb_grpc.TelemetryServicer):
         script = self.scripts.popleft() if self.scripts else self.script
         self._admit(request)
         self.in_flight += 1
-        answer = asyncio.create_task(self._answer(request, script, writer))
+        answer = asyncio.create_task(self._answer_in_turn(request, script, writer))
         gone = asyncio.create_task(_end_of_stream(reader))
         try:
             await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -264,6 +265,12 @@ class FakeEngine(pb_grpc.TelemetryServicer):
         if headers.get("content-type") == names.ENVELOPE_CONTENT_TYPE:
             envelope, body = envelopes.decode(body)
         return ReceivedRequest(method, path, headers, body, envelope)
+
+    async def _answer_in_turn(
+        self, request: ReceivedRequest, script: Script, writer: asyncio.StreamWriter
+    ) -> bool:
+        async with self._slots:
+            return await self._answer(request, script, writer)
 
     async def _answer(
         self, request: ReceivedRequest, script: Script, writer: asyncio.StreamWriter
@@ -483,7 +490,9 @@ class FakeEngine(pb_grpc.TelemetryServicer):
     def _put_load(self, stream: _Stream) -> None:
         report = pb.LoadReport()
         report.CopyFrom(self.load)
-        report.running += self.in_flight
+        running = min(self.in_flight, self.description.max_num_seqs)
+        report.running += running
+        report.waiting += self.in_flight - running
         through = 0
         numbers = self._admitted.get(stream.router_id, set())
         while through + 1 in numbers:

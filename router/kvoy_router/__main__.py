@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from prometheus_client import disable_created_metrics
+
 from kvoy_contract.settings import read_settings
 from kvoy_router import logs
 from kvoy_router.app import Router
@@ -29,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a router; returns the exit status."""
     config = read_settings(RouterConfig, "kvoy router", _DESCRIPTION, argv)
     logs.configure(config.log_level, config.log_format)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter that nobody queries
     _raise_file_limit(config.max_connections)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

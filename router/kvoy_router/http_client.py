@@ -66,9 +66,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_reading_paused = False
         self.head: asyncio.Future[None] = self._loop.create_future()
         self.done: asyncio.Future[None] = self._loop.create_future()
-        self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
-        self._num_early_bytes = 0
+        self.on_body = self._parts.append  # read by the parser when it is made, as are the others
+        self._parser = httptools.HttpResponseParser(self)
         self._is_final = False
         self._keep_alive = False
         self._ends_by_closing = False
@@ -139,9 +139,6 @@ class UpstreamConnection(asyncio.Protocol):
         if not self.head.done():
             self.head.set_result(None)
 
-    def on_body(self, data: bytes) -> None:
-        self._parts.append(data)
-
     def on_message_complete(self) -> None:
         if self._is_final:
             self.is_complete = True
@@ -150,15 +147,14 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _push(self) -> None:
         """Hand what one read brought to the sink, in one piece, and then the end."""
-        if self._parts:
+        parts = self._parts
+        if parts:
             if self.sink is not None:
-                parts = self._parts
-                self._parts = []
-                self.sink(parts[0] if len(parts) == 1 else b"".join(parts))
-            else:
-                self._num_early_bytes = sum(map(len, self._parts))
-                if self._num_early_bytes > _EARLY_BODY_BYTES:
-                    self.pause_reading()
+                data = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts.clear()
+                self.sink(data)
+            elif sum(map(len, parts)) > _EARLY_BODY_BYTES:
+                self.pause_reading()
         if self.is_complete and not self.done.done():
             self.done.set_result(None)
 
@@ -166,8 +162,9 @@ class UpstreamConnection(asyncio.Protocol):
         """Send all body bytes to `sink`, beginning with those that came already."""
         self.sink = sink
         if self._parts:
-            parts, self._parts = self._parts, []
-            sink(b"".join(parts))
+            data = b"".join(self._parts)
+            self._parts.clear()
+            sink(data)
         self.resume_reading()
 
     def _complete(self) -> None:

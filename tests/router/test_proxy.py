@@ -397,6 +397,7 @@ async def test_a_client_that_leaves_its_stream_cancels_it_too(start_engine: Star
         await eventually(lambda: in_flight(router) == [0])
 
 
+@pytest.mark.slow
 async def test_in_flight_counts_end_at_zero_whatever_happened(start_engine: StartEngine) -> None:
     engines = [await start_engine(), await start_engine()]
 
