@@ -26,7 +26,9 @@ class _Delta(msgspec.Struct):
     content: str | None = None
 
 
-class _CompletionLogprobs(msgspec.Struct):
+class _Logprobs(msgspec.Struct):
+    """Of /v1/completions; those of chats have another form and are left out."""
+
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
@@ -35,7 +37,7 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     message: _Delta | None = None
     finish_reason: str | None = None
-    logprobs: msgspec.Raw | None = None
+    logprobs: _Logprobs | None = None
 
 
 class _PromptDetails(msgspec.Struct):
@@ -54,11 +56,10 @@ class _Payload(msgspec.Struct):
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: dict[str, Any] | None = None
 
 
 _decode_payload = msgspec.json.Decoder(_Payload).decode
-_decode_logprobs = msgspec.json.Decoder(_CompletionLogprobs).decode
 _DONE = b"[DONE]"
 
 
@@ -112,7 +113,8 @@ class _Connection(asyncio.Protocol):
         except (httptools.HttpParserError, msgspec.DecodeError, ValueError) as error:
             self._keeps_alive = False
             if self._done is not None and not self._done.done():
-                self._done.set_exception(ConnectionError(f"unreadable answer: {error}"))
+                cause = error.__context__ or error
+                self._done.set_exception(ConnectionError(f"unreadable answer: {cause}"))
 
     # httptools callbacks
 
@@ -169,7 +171,7 @@ def read_payload(outcome: Outcome, data: bytes, now_s: float) -> None:
     """Add one event's (or a whole answer's) content to `outcome`."""
     payload = _decode_payload(data)
     if payload.error is not None:
-        outcome.error = bytes(payload.error).decode()
+        outcome.error = str(payload.error.get("message", payload.error))
     for choice in payload.choices:
         part = choice.delta or choice.message
         text = choice.text if part is None else part.content
@@ -182,9 +184,8 @@ def read_payload(outcome: Outcome, data: bytes, now_s: float) -> None:
                 not outcome.arrivals
             ):  # an answer without visible text has a first token all the same
                 outcome.arrivals.append(now_s)
-        if choice.logprobs is not None and choice.text is not None:
-            logprobs = _decode_logprobs(choice.logprobs)
-            outcome.top_logprobs.extend(entry or {} for entry in logprobs.top_logprobs or ())
+        if choice.logprobs is not None:
+            outcome.top_logprobs.extend(entry or {} for entry in choice.logprobs.top_logprobs or ())
     if payload.usage is not None:
         usage = payload.usage
         outcome.prompt_tokens = usage.prompt_tokens

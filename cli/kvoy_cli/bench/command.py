@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import secrets
 import sys
 import tempfile
@@ -36,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
         from kvoy_cli.bench.run_load import main as run_main
 
         return run_main(argv[1:])
+    # gRPC's handlers around fork() only warn here: a child replaces itself at once.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     config = read_settings(BenchConfig, "kvoy bench", _DESCRIPTION, list(argv))
     names = NAMES if config.name == "all" else (config.name,)
     try:
