@@ -47,13 +47,22 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
 
 def estimate(
-    prompt_tokens: int, cached_tokens: int, occupancy: Occupancy, traffic: Traffic
+    prompt_tokens: int,
+    cached_tokens: int,
+    occupancy: Occupancy,
+    traffic: Traffic,
+    mean_requests: float = 0.0,
 ) -> Cost:
+    """`mean_requests` is the mean of `Occupancy.num_requests` over the candidates.
+
+    An engine that is idle now does not stay so: who comes while it computes waits for half of that
+    on average, and an average engine has `mean_requests` of them.
+    """
     o = occupancy
     rate = o.prefill_tokens_per_s
     output = traffic.output_tokens
     uncached = max(prompt_tokens - cached_tokens, 1)
-    delayed = o.waiting + DECODE_WEIGHT * o.running
+    delayed = max(o.waiting + DECODE_WEIGHT * o.running, DECODE_WEIGHT * mean_requests / 2)
     step_growth_s = o.step_s_per_token * (prompt_tokens + output / 2)
 
     wait_s = o.queued_tokens / rate + o.step_s + _slot_wait_s(uncached, output, o)

@@ -57,7 +57,11 @@ class KvAware:
         self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
     ) -> tuple[int, tuple[Candidate, ...]]:
         prompt_tokens = request.num_prompt_tokens
-        costs = [estimate(prompt_tokens, v.cached_tokens, v.occupancy, traffic) for v in views]
+        mean_requests = sum(view.occupancy.num_requests for view in views) / len(views)
+        costs = [
+            estimate(prompt_tokens, view.cached_tokens, view.occupancy, traffic, mean_requests)
+            for view in views
+        ]
         totals = [cost.total_s for cost in costs]
         lowest = min(totals)
         best = totals.index(lowest)

@@ -121,11 +121,11 @@ class Pool:
         if before is not None and before.epoch != info.epoch:
             self._forget_blocks(endpoint)
             endpoint.restart()
-        endpoint.info = info
         if before is None or before.model_names != info.model_names:
             self._leave_models(endpoint)
             for name in info.model_names:
                 self._model_called(name).endpoints.append(endpoint)
+        endpoint.info = info
 
     def on_snapshot_begin(self, endpoint_id: str, now_s: float) -> None:
         if endpoint := self._endpoints.get(endpoint_id):
