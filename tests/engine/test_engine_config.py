@@ -1,0 +1,67 @@
+"""Flags of `kvoy serve`."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvoy_contract.settings import read_settings
+from kvoy_engine.config import ByteSize, EngineConfig
+
+
+def parse(*argv: str) -> EngineConfig:
+    return read_settings(EngineConfig, "kvoy serve", "", argv)
+
+
+def test_the_flags_have_vllms_names() -> None:
+    config = parse(
+        "model",
+        *("--max-model-len", "4096", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"),
+        *("--gpu-memory-utilization", "0.5", "--dtype", "bfloat16", "--kv-cache-dtype", "auto"),
+        *("--block-size", "32", "--no-enable-prefix-caching", "--seed", "7"),
+        *("--kv-cache-memory-bytes", "1.5GiB", "--num-gpu-blocks-override", "99"),
+        *("--tensor-parallel-size", "1", "--served-model-name", "a", "b"),
+    )
+
+    assert config.model == "model"
+    assert config.served_model_name == ("a", "b")
+    assert config.kv_cache_memory_bytes == 3 << 29
+    assert not config.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag"),
+    [
+        (["model", "--tensor-parallel-size", "2"], "--tensor-parallel-size"),
+        (["model", "--hash-stride", "40"], "--hash-stride"),
+        (["model", "--port", "70000"], "--port"),
+        (["model", "--max-num-seqs", "0"], "--max-num-seqs"),
+        (["model", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
+        (["model", "--port", "65000"], "--telemetry-port"),
+        (["model", "--kv-cache-memory-bytes", "much"], "--kv-cache-memory-bytes"),
+        (["model", "--drain-timeout", "-1"], "--drain-timeout"),
+        (["model", "--no-such-flag"], "--no-such-flag"),
+        ([], "MODEL"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_flag(
+    argv: list[str], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parse(*argv)
+
+    assert exit_info.value.code == 2
+    assert flag in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("17", 17), ("4GiB", 4 << 30), ("512MB", 512_000_000), ("1.5g", 1_500_000_000), ("2Ki", 2048)],
+)
+def test_sizes_may_carry_a_unit(text: str, expected: int) -> None:
+    assert ByteSize(text) == expected
+
+
+def test_the_telemetry_port_follows_the_http_port() -> None:
+    assert parse("m", "--port", "8100").grpc_port(8100) == 9100
+    assert parse("m", "--port", "8100", "--telemetry-port", "7").grpc_port(8100) == 7
+    assert parse("m", "--port", "0").grpc_port(43210) == 0
