@@ -31,19 +31,17 @@ _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", 
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
 _DIGITS = re.compile(r"[0-9]{1,10}")
 
-_EMPTY: tuple[Any, ...] = ([], {}, "", False)
-
 
 def _never(value: object) -> bool:
     return False
 
 
 def _is_empty(value: object) -> bool:
-    return value in _EMPTY
+    return value is False or value in ([], {}, "")
 
 
-def _is(*accepted: object) -> Callable[[object], bool]:
-    return lambda value: (value in accepted and not isinstance(value, int)) or value is False
+def _is(*accepted: str) -> Callable[[object], bool]:
+    return lambda value: value in accepted
 
 
 # Known fields that are not supported, each with the test for values that ask for nothing.
