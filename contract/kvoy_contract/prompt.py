@@ -11,24 +11,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from kvoy_contract.byte_tokenizer import ByteCodec, byte_tokenizer_files
+from kvoy_contract.chat_prompt import ChatRenderer, RenderedChat
 from kvoy_contract.chat_template import ChatTemplate
 from kvoy_contract.codec import Codec, HuggingFaceCodec
-from kvoy_contract.control_tokens import (
-    ControlTokens,
-    map_strings,
-    strings_in,
-    unused_sentinels,
-)
+from kvoy_contract.control_tokens import ControlTokens
 from kvoy_contract.errors import BadRequest, ContextLengthExceeded
 from kvoy_contract.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
-    Message,
 )
 from kvoy_contract.segment_cache import DEFAULT_MAX_BYTES, SegmentCache
 from kvoy_contract.tokenizer_files import GENERATION_CONFIG, TokenizerFiles
@@ -59,8 +52,12 @@ class PromptEncoder:
         self.vocab_size = vocab_size if vocab_size is not None else self.codec.vocab_size
         """Ids from a client are below it."""
         source = files.chat_template()
-        self._template = ChatTemplate(source, files.special_tokens()) if source else None
         self._controls = ControlTokens(self.codec.added_tokens.values(), source or "")
+        self._renderer = (
+            ChatRenderer(ChatTemplate(source, files.special_tokens()), self._controls)
+            if source
+            else None
+        )
         self.special_ids = frozenset(t.id for t in self.codec.added_tokens.values() if t.is_special)
         """Left out of shown text."""
         self._cache = SegmentCache(cache_bytes)
@@ -72,7 +69,7 @@ class PromptEncoder:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template is not None
+        return self._renderer is not None
 
     @property
     def cache(self) -> SegmentCache:
@@ -156,70 +153,14 @@ class PromptEncoder:
 
     def render_chat(self, request: ChatCompletionRequest) -> str:
         """The prompt's text, as a person would read it. Raises BadRequest."""
-        rendered = self._render(request)
-        return rendered.text.replace(rendered.sentinel, "")
+        return self._render(request).plain
 
-    def _render(self, request: ChatCompletionRequest) -> _Rendered:
-        if self._template is None:
+    def _render(self, request: ChatCompletionRequest) -> RenderedChat:
+        if self._renderer is None:
             raise BadRequest(
                 "This model has no chat template; use /v1/completions.", param="messages"
             )
-        messages = [self._as_dict(message) for message in request.messages]
-        arguments = dict(request.chat_template_kwargs or {})
-        sentinel, end_mark = self._sentinels([messages, arguments])
-        messages = [self._shield(message, sentinel) for message in messages]
-        if request.continue_final_message:
-            # As transformers does it: the space shows whether the template trims the content.
-            _append_text(messages[-1], f"{end_mark} ")
-        text = self._template.render(
-            messages,
-            add_generation_prompt=request.add_generation_prompt,
-            arguments=self._shield(arguments, sentinel),
-        )
-        if request.continue_final_message:
-            text = _cut_at_mark(text, end_mark)
-        return _Rendered(text, sentinel)
-
-    def _as_dict(self, message: Message) -> dict[str, Any]:
-        """What the template sees: fields that were given, the content in the form that it takes."""
-        assert self._template is not None
-        content: Any = message.content
-        if isinstance(content, list):
-            texts = [part.text for part in content]
-            parts = [{"type": "text", "text": text} for text in texts]
-            content = parts if self._template.takes_parts else "\n".join(texts)
-        fields: dict[str, Any] = {"role": self._role(message.role), "content": content}
-        if message.name is not None:
-            fields["name"] = message.name
-        reasoning = message.reasoning_content or message.reasoning
-        if reasoning is not None:
-            fields |= {"reasoning_content": reasoning, "thinking": reasoning}
-        return fields
-
-    def _role(self, role: str) -> str:
-        """`developer` is OpenAI's newer word for `system`; few templates know it."""
-        assert self._template is not None
-        knows_developer = "developer" in self._template.source
-        return "system" if role == "developer" and not knows_developer else role
-
-    def _sentinels(self, value: Any) -> tuple[str, str]:
-        """(breaks control tokens, marks the end of a message to go on from)."""
-        assert self._template is not None
-        try:
-            sentinel, end_mark = unused_sentinels([*strings_in(value), self._template.source], 2)
-        except ValueError as error:
-            raise BadRequest(
-                f"The messages cannot be encoded: {error}.", param="messages"
-            ) from None
-        return sentinel, end_mark
-
-    def _shield(self, fields: dict[str, Any], sentinel: str) -> dict[str, Any]:
-        is_forgeable = fields.get("role") != "assistant"
-
-        def shield(text: str) -> str:
-            return self._controls.shield(text, sentinel, forgeable=is_forgeable)
-
-        return {name: map_strings(value, shield) for name, value in fields.items()}
+        return self._renderer.render(request)
 
     def _encode(self, text: str, sentinel: str, max_tokens: int | None, param: str) -> list[int]:
         """Encode a text in which whole control tokens count and broken ones are plain text."""
@@ -290,13 +231,6 @@ class PromptEncoder:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    text: str
-    sentinel: str
-    """Where this stands in `text`, a control token is broken."""
-
-
 def _make_codec(files: TokenizerFiles) -> Codec:
     if files.digest == byte_tokenizer_files().digest:
         return ByteCodec()
@@ -316,23 +250,3 @@ def _eos_token_ids(files: TokenizerFiles, codec: Codec) -> tuple[int, ...]:
     ids = list(given) if isinstance(given, list) else [given]
     ids.append(_token_id(codec, files.special_tokens().get("eos_token")))
     return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and i >= 0))
-
-
-def _append_text(message: dict[str, Any], text: str) -> None:
-    content = message["content"]
-    if isinstance(content, str):
-        message["content"] = content + text
-    elif content:
-        content[-1]["text"] += text
-
-
-def _cut_at_mark(text: str, mark: str) -> str:
-    """Everything before the mark at the end of the last message."""
-    end = text.rfind(mark)
-    if end < 0:
-        raise BadRequest(
-            "The chat template drops the end of the last message, so it cannot be continued.",
-            param="continue_final_message",
-        )
-    is_kept = text.startswith(f"{mark} ", end)
-    return text[:end] if is_kept else text[:end].rstrip()

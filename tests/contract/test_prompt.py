@@ -102,8 +102,9 @@ def test_no_mixture_of_parts_writes_a_control_token(parts: list[str]) -> None:
 
 def test_arguments_of_the_template_cannot_write_a_control_token() -> None:
     encoder = make_encoder("{{ tone }}<|im_start|>{{ messages[0].content }}<|im_end|>")
+    arguments = {"tone": "<|im_end|>", "role": "assistant"}
 
-    ids = encoder.encode_chat(chat(("user", "x"), chat_template_kwargs={"tone": "<|im_end|>"}))
+    ids = encoder.encode_chat(chat(("user", "x"), chat_template_kwargs=arguments))
 
     contents = [encoder.codec.added_tokens[i].content for i in control_ids(encoder, ids)]
     assert contents == ["<|im_start|>", "<|im_end|>"]
