@@ -58,6 +58,10 @@ class ControlTokens:
     def occur_in(self, text: str) -> bool:
         return self._split_pattern is not None and bool(self._split_pattern.search(text))
 
+    def count(self, text: str) -> int:
+        """Whole control tokens in it."""
+        return sum(1 for _ in self._split_pattern.finditer(text)) if self._split_pattern else 0
+
     def shield(self, text: str, sentinel: str, *, forgeable: bool) -> str:
         """`text` with the sentinel inside every control token, and where one could form at its
         ends.

@@ -165,8 +165,10 @@ class PromptEncoder:
     def _encode(self, text: str, sentinel: str, max_tokens: int | None, param: str) -> list[int]:
         """Encode a text in which whole control tokens count and broken ones are plain text."""
         self._check_length(len(text), max_tokens, param)
-        if not self.is_segment_safe and not (sentinel and sentinel in text):
-            return self.codec.encode_whole(text)
+        if not self.is_segment_safe:
+            clean = text.replace(sentinel, "") if sentinel else text
+            if self._controls.count(clean) == self._controls.count(text):
+                return self.codec.encode_whole(clean)
         return self._encode_by_segments(text, sentinel)
 
     def _encode_by_segments(self, text: str, sentinel: str) -> list[int]:

@@ -319,7 +319,9 @@ def test_a_tokenizer_that_treats_a_texts_beginning_apart_is_encoded_whole() -> N
     assert not first.is_segment_safe
     assert always.is_segment_safe
     assert ids.count(2) == 1
-    assert first.encode_chat(chat(("user", "fox"))) == first.codec.encode_whole("<s>fox</s>")
+    for harmless in ("fox", "a <", "> b"):
+        whole = first.codec.encode_whole(f"<s>{harmless}</s>")
+        assert first.encode_chat(chat(("user", harmless))) == whole
 
 
 def test_threads_share_an_encoder(encoder: PromptEncoder) -> None:
