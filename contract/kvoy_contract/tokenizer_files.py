@@ -57,7 +57,8 @@ class TokenizerFiles:
 
     @classmethod
     def from_folder(cls, folder: Path) -> TokenizerFiles:
-        """Read a model's folder. Raises FileNotFoundError when it has no `tokenizer.json`.
+        """Read a model's folder. Raises FileNotFoundError when it has no `tokenizer.json`, and
+        ValueError when `config.json` is needed and broken.
 
         The ids of the end tokens stand in `generation_config.json`, or else in the model's
         `config.json`; in the latter case the ids alone are taken over.
@@ -68,24 +69,15 @@ class TokenizerFiles:
         parts = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
         config = folder / _MODEL_CONFIG
         if GENERATION_CONFIG not in parts and config.is_file():
-            ids = {k: v for k, v in msgspec.json.decode(config.read_bytes()).items()}
-            parts[GENERATION_CONFIG] = msgspec.json.encode(
-                {name: ids[name] for name in _SPECIAL_IDS if ids.get(name) is not None}
-            )
+            settings = _json_object(_MODEL_CONFIG, config.read_bytes())
+            ids = {name: settings[name] for name in _SPECIAL_IDS if settings.get(name) is not None}
+            parts[GENERATION_CONFIG] = msgspec.json.encode(ids)
         return cls(parts)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The object in a file; empty without the file. Raises ValueError if it is no object."""
         data = self.parts.get(name)
-        if data is None:
-            return {}
-        try:
-            value = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{name} is not JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise ValueError(f"{name} holds no JSON object")
-        return value
+        return {} if data is None else _json_object(name, data)
 
     def special_tokens(self) -> dict[str, str]:
         """Named special tokens, such as `bos_token`: the variables that a chat template sees."""
@@ -108,6 +100,16 @@ class TokenizerFiles:
             named = {entry["name"]: entry["template"] for entry in template}
             template = named.get("default")
         return template if isinstance(template, str) else None
+
+
+def _json_object(name: str, data: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} holds no JSON object")
+    return value
 
 
 def _digest(parts: Mapping[str, bytes]) -> str:
