@@ -43,7 +43,10 @@ class KvShape:
 
 
 class KvCache:
-    """`num_blocks` blocks. Memory is taken from the system as blocks are first written."""
+    """`num_blocks` blocks. On the CPU memory is taken from the system as blocks are first written.
+
+    Raises ValueError when the system refuses.
+    """
 
     def __init__(self, shape: KvShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
@@ -75,7 +78,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros would write, and so take, every page at once.
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, num_bytes)
+    except OSError as error:
+        raise ValueError(f"the system does not give {num_bytes} bytes for KV blocks") from error
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 

@@ -149,6 +149,38 @@ inline float sum(Vec v) {
 #endif
 }
 
+// The sums of W vectors, as the elements of one.
+inline Vec sums(const Vec* v) {
+#if defined(__AVX512F__)
+  __m512 x[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = (__m512)v[4 * i], b = (__m512)v[4 * i + 1];
+    const __m512 c = (__m512)v[4 * i + 2], d = (__m512)v[4 * i + 3];
+    const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    x[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  }
+  const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(x[0], x[1], 0x88), _mm512_shuffle_f32x4(x[0], x[1], 0xdd));
+  const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(x[2], x[3], 0x88), _mm512_shuffle_f32x4(x[2], x[3], 0xdd));
+  return (Vec)_mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+#elif defined(__AVX2__)
+  __m256 x[2];
+  for (int i = 0; i < 2; ++i)
+    x[i] = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[4 * i], (__m256)v[4 * i + 1]),
+                          _mm256_hadd_ps((__m256)v[4 * i + 2], (__m256)v[4 * i + 3]));
+  return (Vec)_mm256_add_ps(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31));
+#else
+  Vec s;
+  for (int i = 0; i < W; ++i) s[i] = sum(v[i]);
+  return s;
+#endif
+}
+
+inline void prefetch(const void* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
+}
+
 inline float maximum(Vec v) {
   float m = v[0];
   for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m;
@@ -359,20 +391,26 @@ struct Attention {
   }
 
   // Dot products of N queries (rows of q, stride `padded`) with n keys; out rows have stride `stride`.
+  // Writes whole vectors: up to W - 1 scores behind the n-th are overwritten.
   template <int N>
   void score(const float* q, const C* keys, int64_t n, float* scores, int64_t stride) const {
     const int64_t d = model.head_dim, whole = d / W * W, rest = d - whole;
-    for (int64_t j = 0; j < n; ++j, keys += d) {
-      Vec acc[N] = {};
-      for (int64_t i = 0; i < whole; i += W) {
-        const Vec k = load(keys + i);
-        for (int g = 0; g < N; ++g) acc[g] += k * load(q + g * padded() + i);
+    for (int64_t first = 0; first < n; first += W) {
+      const int64_t count = std::min<int64_t>(W, n - first);
+      Vec products[N][W] = {};
+      for (int64_t j = 0; j < count; ++j, keys += d) {
+        Vec acc[N] = {};
+        for (int64_t i = 0; i < whole; i += W) {
+          const Vec k = load(keys + i);
+          for (int g = 0; g < N; ++g) acc[g] += k * load(q + g * padded() + i);
+        }
+        if (rest) {
+          const Vec k = load_part(keys + whole, rest);
+          for (int g = 0; g < N; ++g) acc[g] += k * load(q + g * padded() + whole);
+        }
+        for (int g = 0; g < N; ++g) products[g][j] = acc[g];
       }
-      if (rest) {
-        const Vec k = load_part(keys + whole, rest);
-        for (int g = 0; g < N; ++g) acc[g] += k * load(q + g * padded() + whole);
-      }
-      for (int g = 0; g < N; ++g) scores[g * stride + j] = sum(acc[g]);
+      for (int g = 0; g < N; ++g) store(scores + g * stride + first, sums(products[g]));
     }
   }
 
@@ -425,7 +463,7 @@ struct Attention {
   // One token of one row, all query heads of one key head.
   void decode(int64_t row, int64_t head, std::vector<float>& scratch) const {
     const int64_t d = model.head_dim, token = step.query_offsets[row], position = step.starts[row];
-    const int64_t first = first_visible(position), stride = (position + 1 - first + W - 1) / W * W;
+    const int64_t first = first_visible(position), stride = (position + 1 - first + W - 1) / W * W + W;
     scratch.assign(group() * (2 * padded() + stride), 0.0f);
     float* q = scratch.data();
     float* acc = q + group() * padded();
@@ -434,8 +472,10 @@ struct Attention {
       rotate(model, qkv + token * token_stride() + (head * group() + g) * d, position, layer.q_norm,
              model.scale, q + g * padded());
 
-    for_blocks(row, first, position + 1, [&](int64_t id, int64_t slot, int64_t n, int64_t j) {
+    const int64_t head_bytes = model.block_size * d * static_cast<int64_t>(sizeof(C));
+    for_blocks(row, first, position + 1, [&](int64_t id, int64_t slot, int64_t n, int64_t j, int64_t next) {
       const C* keys = block(id, layer.key_offset, head) + slot * d;
+      prefetch(block(next, layer.key_offset, head), head_bytes);
       for_pieces([&](auto size, int64_t g) {
         score<decltype(size)::value>(q + g * padded(), keys, n, scores + g * stride + j, stride);
       });
@@ -444,8 +484,9 @@ struct Attention {
     const int64_t count = position + 1 - first;
     for (int64_t g = 0; g < group(); ++g) softmax(scores + g * stride, count, stride);
 
-    for_blocks(row, first, position + 1, [&](int64_t id, int64_t slot, int64_t n, int64_t j) {
+    for_blocks(row, first, position + 1, [&](int64_t id, int64_t slot, int64_t n, int64_t j, int64_t next) {
       const C* values = block(id, layer.value_offset, head) + slot * d;
+      prefetch(block(next, layer.value_offset, head), head_bytes);
       for_pieces([&](auto size, int64_t g) {
         accumulate<decltype(size)::value>(scores + g * stride + j, stride, values, n, acc + g * padded());
       });
@@ -474,13 +515,15 @@ struct Attention {
     for (int64_t i = 0; i < stride; i += W) store(x + i, load(x + i) * scale);
   }
 
-  // f(block id, first slot, number of slots, index from `first`) over the positions [first, last).
+  // f(block id, first slot, number of slots, index from `first`, next block id) over [first, last).
   template <typename F>
   void for_blocks(int64_t row, int64_t first, int64_t last, F f) const {
     const int32_t* table = step.table + step.table_offsets[row];
     for (int64_t p = first; p < last;) {
       const int64_t slot = p % model.block_size, n = std::min(model.block_size - slot, last - p);
-      f(table[p / model.block_size], slot, n, p - first);
+      const int64_t id = table[p / model.block_size];
+      const int64_t next = p + n < last ? table[(p + n) / model.block_size] : id;
+      f(id, slot, n, p - first, next);
       p += n;
     }
   }
@@ -517,7 +560,7 @@ struct Attention {
     const int64_t lowest_query = step.starts[row] + begin, last = step.starts[row] + end;
     for (int64_t key = first_visible(lowest_query); key < last; key += KEY_TILE) {
       const int64_t n = std::min(KEY_TILE, last - key);
-      for_blocks(row, key, key + n, [&](int64_t id, int64_t slot, int64_t m, int64_t j) {
+      for_blocks(row, key, key + n, [&](int64_t id, int64_t slot, int64_t m, int64_t j, int64_t) {
         gather(block(id, layer.key_offset, head) + slot * d, m, keys + j * dp);
         gather(block(id, layer.value_offset, head) + slot * d, m, values + j * dp);
       });
