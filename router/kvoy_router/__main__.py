@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a router; returns the exit status."""
     config = read_settings(RouterConfig, "kvoy router", _DESCRIPTION, argv)
     logs.configure(config.log_level, config.log_format)
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter that nobody queries
+    # Else each counter has a second series beside it that nobody queries.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     _raise_file_limit(config.max_connections)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

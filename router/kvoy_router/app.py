@@ -10,6 +10,7 @@ import contextlib
 import logging
 import random
 import secrets
+import time
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from pathlib import Path
@@ -40,8 +41,8 @@ class Router:
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
-        loop = asyncio.get_running_loop()
-        self._now_s = loop.time
+        # Not the loop's clock: uvloop's has steps of a millisecond.
+        self._now_s = time.monotonic
         router_id = secrets.token_hex(8)
         generator = random.Random()
         self.pool = Pool(

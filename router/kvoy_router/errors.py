@@ -1,7 +1,7 @@
 """What goes wrong between the router and an engine, and what each means for the client.
 
 UpstreamError                      an attempt at one engine failed
-  ConnectFailed          502       nothing was sent: always safe to try elsewhere
+  ConnectFailed          503       nothing was sent: the engine is not there now
   ConnectionBroken       502       the engine closed or reset before its answer was complete
   BadResponse            502       the answer is not HTTP, or not what the path promises
   FirstByteTimeout       504       no answer within the limit
@@ -13,7 +13,10 @@ knows."""
 
 from __future__ import annotations
 
-from kvoy_contract.errors import ApiError, DeadlineExceeded, UpstreamFailed
+from kvoy_contract.errors import ApiError, DeadlineExceeded, Unavailable, UpstreamFailed
+
+RETRY_AFTER_S = 2.0
+"""About how soon another engine, or the same one again, may be there."""
 
 
 class UpstreamError(Exception):
@@ -27,6 +30,9 @@ class UpstreamError(Exception):
 
 class ConnectFailed(UpstreamError):
     outcome = "connect_failed"
+
+    def to_api_error(self) -> ApiError:
+        return Unavailable(f"No engine can be reached: {self}", retry_after_s=RETRY_AFTER_S)
 
 
 class ConnectionBroken(UpstreamError):

@@ -276,6 +276,20 @@ async def test_a_refused_connection_is_retried_elsewhere(start_engine: StartEngi
     assert [answer.status_code for answer in answers] == [200, 200]
 
 
+async def test_an_engine_that_cannot_be_reached_is_unavailability(
+    start_engine: StartEngine,
+) -> None:
+    engine = await start_engine()
+
+    async with running_router([engine]) as router:
+        await engine.stop_http()
+        answer = await ask(router)
+
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert error_of(answer)["code"] == "unavailable"
+
+
 async def test_a_plain_answer_that_breaks_off_is_asked_for_again_elsewhere(
     start_engine: StartEngine,
 ) -> None:
