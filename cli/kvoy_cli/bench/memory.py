@@ -104,13 +104,13 @@ async def _check_fit(sizes: Sizes, extra_users: int, context: BenchContext) -> F
     )
     predicted = users_that_fit(sizes.fit_blocks, sizes.block_size, sizes.fit_context)
     num_users = predicted + extra_users
-    # The last token of an answer is never stored: with it a context is one token longer.
-    prompt_tokens = sizes.fit_context - sizes.block_size
+    # Half of each context is answer: at first all prompts fit easily, at last every block is taken.
+    # The last token of an answer is never stored, so the answer is one token longer.
+    prompt_tokens = sizes.fit_context // 2
+    answer_tokens = sizes.fit_context - prompt_tokens + 1
     prompts = short_prompts(num_users, prompt_tokens, 77)
     async with engines([spec], context) as (engine,), Client(engine.url) as client:
-        requests = [
-            completion(context.served_name, prompt, sizes.block_size + 1) for prompt in prompts
-        ]
+        requests = [completion(context.served_name, prompt, answer_tokens) for prompt in prompts]
         load = await run_closed_loop(client, iter(requests), num_users)
         report = await read_load(engine.telemetry_port, context.secret)
     failed = [outcome.error for outcome in load.outcomes if not outcome.is_ok]

@@ -63,8 +63,10 @@ async def child(
     env: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
+    stop_s: float = _STOP_S,
 ) -> AsyncIterator[Child]:
-    """Run `command` while the block runs; SIGTERM at its end, SIGKILL where that does not help.
+    """Run `command` while the block runs; SIGTERM at its end, SIGKILL where that has not helped
+    within `stop_s`.
 
     With `stdout=subprocess.PIPE` only errors go to the log.
     """
@@ -83,15 +85,15 @@ async def child(
     try:
         yield started
     finally:
-        await stop(started)
+        await stop(started, stop_s)
 
 
-async def stop(started: Child) -> None:
+async def stop(started: Child, patience_s: float = _STOP_S) -> None:
     """End one child by its pid; returns when it is gone."""
     process = started.process
     if process.poll() is None:
         process.terminate()
-        deadline_s = time.monotonic() + _STOP_S
+        deadline_s = time.monotonic() + patience_s
         while process.poll() is None and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         if process.poll() is None:

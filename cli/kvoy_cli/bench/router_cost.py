@@ -8,6 +8,7 @@ run.
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -118,7 +119,7 @@ async def fake_engines(context: BenchContext, *flags: str) -> AsyncIterator[list
     async with child("fake-engines", command, context.logs, stdout=subprocess.PIPE) as process:
         stdout = process.process.stdout
         assert stdout is not None
-        line = stdout.readline()
+        line = await asyncio.to_thread(stdout.readline)
         if not line:
             raise process.failure("did not start")
         yield msgspec.json.decode(line, type=list[str])
