@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
+    # Its lines at info repeat ours.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

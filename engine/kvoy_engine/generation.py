@@ -77,6 +77,7 @@ class Generation:
             if any(prompt.job.first_index + c not in skip for c in range(request.n))
         )
         self._by_request = {command.request_id: next(jobs_by_request) for command in self.commands}
+        self._failure: ApiError | None = None
         self._last_token_s: dict[int, float] = {}
 
     @property
@@ -122,13 +123,18 @@ class Generation:
 
         Raises EngineFailed, ContextLengthExceeded or Saturated as the core ended the request.
         """
+        if self._failure is not None:
+            raise self._failure
         pieces: list[Piece] = []
         outs = await stream.take()
         if not outs:
             raise EngineFailed("The engine ended this request without finishing it.")
         for out in outs:
             if out.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-                raise self._error(out)
+                if not pieces:
+                    raise self._error(out)
+                self._failure = self._error(out)
+                break  # what was said before it is still told
             prompt = self._by_request[out.request_id]
             self._learn(prompt, out)
             if prompt.echo is None:
