@@ -30,7 +30,7 @@ EXTRAS_sim := sim,router,cli
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
 		| while IFS=$$'\t' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
-	@printf '\n  %s\n' \
+	@echo; printf '  %s\n' \
 		"make up RUNNER=sim          no torch and no model: a timing model answers" \
 		"make up TORCH_INDEX=URL     torch from another index than everything else" \
 		"make up ARGS='--engines 3'  any options of kvoy up"
@@ -41,7 +41,9 @@ up: $(STAMPS)/$(RUNNER) ## a router and two engines on this machine, serving unt
 test: lint model ## all checks and all tests
 	$(BIN)/python -m pytest $(ARGS)
 
-check: lint unit ## the fast part: format, lint, types, import layers, unit tests
+# Type checking and tests side by side: each keeps one core busy.
+check: $(STAMPS)/dev ## the fast part: format, lint, types, import layers, unit tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff format --check
@@ -66,8 +68,8 @@ proto: $(STAMPS)/dev ## generate the telemetry stubs
 gpu-smoke: $(STAMPS)/dev ## the engine on a CUDA device, compared with the CPU
 	$(BIN)/python -m kvoy_engine.gpu_smoke $(ARGS)
 
-bench: $(STAMPS)/dev ## a benchmark with its goals: ARGS='NAME --check'
-	$(BIN)/kvoy bench $(ARGS)
+bench: $(STAMPS)/dev ## every benchmark with its goals; ARGS=NAME for one
+	$(BIN)/kvoy bench $(or $(ARGS),all --check)
 
 clean: ## remove .venv and the tools' caches; ~/.cache/kvoy stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
