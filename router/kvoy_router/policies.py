@@ -57,7 +57,7 @@ class KvAware:
         self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
     ) -> tuple[int, tuple[Candidate, ...]]:
         prompt_tokens = request.num_prompt_tokens
-        mean_requests = sum(view.occupancy.num_requests for view in views) / len(views)
+        mean_requests = _mean_but_greatest([view.occupancy.num_requests for view in views])
         costs = [
             estimate(prompt_tokens, view.cached_tokens, view.occupancy, traffic, mean_requests)
             for view in views
@@ -138,6 +138,11 @@ def make_policy(name: str, random: Random) -> Policy:
     if name not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {name!r}")
     return POLICIES[name](random)
+
+
+def _mean_but_greatest(loads: Sequence[float]) -> float:
+    """One overloaded engine says nothing about how busy the others will be."""
+    return (sum(loads) - max(loads)) / (len(loads) - 1) if len(loads) > 1 else 0.0
 
 
 def _candidate(view: View, score: float, cost: Cost | None = None) -> Candidate:
