@@ -1,7 +1,8 @@
 """What one step computes: rows of token ids and block tables, and what comes back. No tensors.
 
-`Batch` is the one product that the scheduler hands to a runner, and `RunnerOutput` the one that comes
-back. Both are serialisable values, so a runner may sit in other processes (tensor and pipeline ranks).
+`Batch` is the one product that the scheduler hands to a runner, and `RunnerOutput` the one that
+comes back. Both are serialisable values, so a runner may sit in other processes (tensor and
+pipeline ranks).
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class Row:
     prompt_ids: Sequence[int]
     """The whole prompt, for penalties; shared, never changed."""
     output_ids: Sequence[int]
-    """What was generated so far, for penalties and positions of random numbers; len() is the position
-    of the token that this row samples."""
+    """What was generated so far, for penalties and positions of random numbers; len() is the
+    position of the token that this row samples."""
     wants_prompt_logprobs: bool = False
-    """Report logprobs for the prompt tokens `start + 1 .. start + num_tokens` that lie in the prompt."""
+    """Report logprobs for those of the tokens `start + 1 .. start + num_tokens` that lie in the
+    prompt."""
     request_id: str = ""
     """For error messages and fault hooks alone."""
 
@@ -70,7 +72,8 @@ class RowOutput:
     prompt_logprobs: Sequence[TokenLogprob] = ()
     """For prompt tokens start + 1 .. : entry j belongs to prompt position start + 1 + j."""
     error: str | None = None
-    """This row alone is broken (logits are not finite): its request ends, its blocks are not kept."""
+    """This row alone is broken (logits are not finite): its request ends, its blocks are not kept.
+    """
 
 
 @dataclass(frozen=True, slots=True)
