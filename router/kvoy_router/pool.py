@@ -35,7 +35,7 @@ class PoolConfig:
     stale_after_s: float = 3.0
     """Engines report at least each second; after three silent ones a report is not believed."""
     max_index_entries: int = 16_000_000
-    """About 2.5 GB if ever reached; engines of 300,000 KV tokens each put 5,000 in."""
+    """About 2 GB if ever reached; an engine of 300,000 KV tokens puts 5,000 in."""
 
 
 class Pool:

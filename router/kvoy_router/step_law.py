@@ -13,19 +13,17 @@ class StepLaw:
     the rest of the step: engines are commonly sized so that weights and cache are of the same
     order."""
 
-    __slots__ = ("_base_s", "_base_tokens", "_last_s", "_slope")
+    __slots__ = ("_base_s", "_base_tokens", "_slope")
 
     def __init__(self) -> None:
         self._base_s = 0.0
         self._base_tokens = 0
-        self._last_s = 0.0
         self._slope: float | None = None
 
     def learn(self, step_s: float, context_tokens: int) -> None:
         """`step_s` of 0 means that the engine has not measured any."""
         if step_s <= 0.0:
             return
-        self._last_s = step_s
         if self._base_s == 0.0 or step_s < self._base_s:
             self._base_s = step_s
             self._base_tokens = context_tokens
