@@ -20,7 +20,7 @@ fi
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 generate "$fresh"
-find "$fresh" -type f -printf '%P\n' | while read -r stub; do
+(cd "$fresh" && find . -type f) | while read -r stub; do
   if ! cmp -s "$fresh/$stub" "contract/$stub"; then
     echo "contract/$stub is not what $source gives: run make proto" >&2
     exit 1
