@@ -19,7 +19,7 @@ def test_before_that_a_full_cache_is_taken_to_double_a_step() -> None:
     law.learn(0.01, 0)
     law.learn(0.01, 500)
 
-    assert law.at(100_000, 0.02, 100_000) == (pytest.approx(0.02), pytest.approx(1e-7))
+    assert law.at(100_000, 0.02, 100_000) == pytest.approx((0.02, 1e-7))
 
 
 def test_an_engine_that_has_measured_nothing_teaches_nothing() -> None:
