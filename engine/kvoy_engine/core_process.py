@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -78,6 +77,7 @@ class ProcessCore:
                 "kvoy_engine.core_process",
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the parent, which decides when to end
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         core = cls(child, reader, writer)
@@ -162,9 +162,6 @@ def child_main(fd: int) -> int:
     """The child: build the core that the first frame describes, serve commands, end with the
     parent.
     """
-    # The parent alone decides when to end, also when a terminal signals the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=fd) as connection:
         stream = connection.makefile("rb", buffering=256 * 1024)
         kind, payload = _read(stream)

@@ -113,7 +113,7 @@ class EngineMetrics:
 class EngineGauges:
     """A reading of everything that is a state rather than a count of the server's own."""
 
-    __slots__ = ("bounds", "is_ready", "last_step_age_s", "load", "sizes")
+    __slots__ = ("bounds", "is_ready", "last_step_age_s", "load", "memory", "sizes")
 
     def __init__(
         self,
@@ -121,12 +121,15 @@ class EngineGauges:
         *,
         is_ready: bool,
         last_step_age_s: float,
+        memory: dict[str, int],
         sizes: dict[str, int],
         bounds: dict[str, int],
     ) -> None:
         self.load = load
         self.is_ready = is_ready
         self.last_step_age_s = last_step_age_s
+        self.memory = memory
+        """Bytes by what holds them; `kv_block` is one block's."""
         self.sizes = sizes
         """Fill of each bounded collection, by its name."""
         self.bounds = bounds
@@ -183,11 +186,12 @@ class _GaugeCollector(Collector):
             "kvoy_engine_preemptions", "Sequences put back to wait.", value=load.num_preemptions
         )
         yield CounterMetricFamily("kvoy_engine_steps", "Steps computed.", value=load.num_steps)
-        for name, text, values in (
-            ("collection_size", "Entries of a bounded collection.", gauges.sizes),
-            ("collection_limit", "Bound of that collection.", gauges.bounds),
+        for name, text, label_name, values in (
+            ("memory_bytes", "Device memory by what holds it.", "kind", gauges.memory),
+            ("collection_size", "Entries of a bounded collection.", "collection", gauges.sizes),
+            ("collection_limit", "Bound of that collection.", "collection", gauges.bounds),
         ):
-            family = GaugeMetricFamily(f"kvoy_engine_{name}", text, labels=["collection"])
+            family = GaugeMetricFamily(f"kvoy_engine_{name}", text, labels=[label_name])
             for label, value in values.items():
                 family.add_metric([label], value)
             yield family

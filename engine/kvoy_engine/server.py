@@ -27,6 +27,7 @@ from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
 from kvoy_engine import telemetry
 from kvoy_engine.admission import MAX_ROUTERS
 from kvoy_engine.asgi import Receive, Scope, Send
+from kvoy_engine.batch import RunnerInfo
 from kvoy_engine.build import CoreInfo, ModelLoadFailed
 from kvoy_engine.config import EngineConfig
 from kvoy_engine.health import CoreWatch, Phase, Readiness
@@ -82,7 +83,7 @@ class EngineServer:
         self._metrics = EngineMetrics(self._read_gauges)
         self._routes = OpenAiRoutes(config, self._readiness, self._metrics, clock)
         self._link: CoreLink | None = None
-        self._free_device_bytes = 0
+        self._memory: dict[str, int] = {}
         self._drain = asyncio.Event()
         self._stop = asyncio.Event()
         self.started = asyncio.Event()
@@ -122,6 +123,8 @@ class EngineServer:
             await grpc_server.start()
             self._readiness.on_loaded(self._clock())
             self.started.set()
+            for name, detail in loaded.info.runner.details.items():
+                logger.info("runner %s: %s", name, detail)
             logger.info(
                 "engine serves model=%s url=http://%s:%d telemetry_port=%d",
                 loaded.model.names[0],
@@ -153,7 +156,7 @@ class EngineServer:
         watch = CoreWatch(self._config.stall_timeout, loaded.info.max_num_batched_tokens)
         link = CoreLink(loaded.client, watch, (self._hub, self._metrics), self._clock)
         loaded.client.start(link)
-        self._free_device_bytes = loaded.info.runner.free_device_bytes
+        self._memory = memory_bytes(loaded.info.runner)
         self._hub.load = Load(
             free_blocks=loaded.info.runner.num_blocks, total_blocks=loaded.info.runner.num_blocks
         )
@@ -262,7 +265,7 @@ class EngineServer:
             last_step_age_s=self._link.last_step_age_s() if self._link else 0.0,
             is_draining=self._readiness.phase is Phase.DRAINING,
             is_ready=self.is_ready(),
-            free_device_bytes=self._free_device_bytes,
+            free_device_bytes=self._memory.get("free_after_loading", 0),
         )
 
     def _read_gauges(self) -> EngineGauges:
@@ -271,6 +274,7 @@ class EngineServer:
             hub.load,
             is_ready=self.is_ready(),
             last_step_age_s=self._link.last_step_age_s() if self._link else 0.0,
+            memory=self._memory,
             sizes={
                 "open_requests": self._routes.num_open,
                 "waiting_sequences": hub.load.waiting,
@@ -305,6 +309,16 @@ async def first_event(*events: asyncio.Event, timeout_s: float | None = None) ->
     finally:
         for wait in waits:
             wait.cancel()
+
+
+def memory_bytes(runner: RunnerInfo) -> dict[str, int]:
+    """Where a loaded runner's memory went."""
+    return {
+        "weights": runner.weights_bytes,
+        "kv_cache": runner.num_blocks * runner.block_bytes,
+        "kv_block": runner.block_bytes,
+        "free_after_loading": runner.free_device_bytes,
+    }
 
 
 def describe(loaded: LoadedEngine, epoch: bytes, *, has_secret: bool) -> pb.EngineDescription:
