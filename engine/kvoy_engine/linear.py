@@ -109,9 +109,8 @@ class Fp16PackedFormat:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Raises OverflowError when a weight has no float16 value."""
+        check_fp16_range(weight)
         weight = weight.to(torch.float32)
-        if weight.numel() and weight.abs().max() > torch.finfo(torch.float16).max:
-            raise OverflowError("a weight is beyond the range of float16")
         return _Fp16PackedLinear(weight, None if bias is None else bias.to(torch.float32))
 
 
@@ -150,6 +149,14 @@ class Bf16PackedFormat:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         weight = weight.to(torch.bfloat16).contiguous()
         return _OneDnnLinear(weight, None if bias is None else bias.to(torch.bfloat16))
+
+
+def check_fp16_range(weight: torch.Tensor) -> None:
+    """Raises OverflowError when a weight has no float16 value."""
+    if weight.dtype != torch.float16:
+        low, high = weight.aminmax()
+        if max(-low, high) > torch.finfo(torch.float16).max:
+            raise OverflowError("a weight is beyond the range of float16")
 
 
 def cpu_flags() -> frozenset[str]:

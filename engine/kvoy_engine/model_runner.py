@@ -6,6 +6,7 @@ that sample or report prompt logprobs.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import time
@@ -169,7 +170,8 @@ def load_runner(model_dir: Path, options: RunnerOptions, progress: Progress) -> 
     if device.type == "cpu":
         torch.set_num_threads(options.num_threads or num_usable_cores())
     config = load_model_config(model_dir)
-    choice = choose_format(options.dtype, config, device)
+    kernels, no_kernels = _kernels(options, device, progress)
+    choice = choose_format(options.dtype, config, device, kernels)
     logger.info("weight format chosen", extra={"format": choice.format.name})
     progress(f"weight format: {choice.format.name}")
     with WeightFiles(model_dir) as files, torch.inference_mode():
@@ -188,75 +190,55 @@ def load_runner(model_dir: Path, options: RunnerOptions, progress: Progress) -> 
         torch.float64 if double else torch.float32,
         device,
     )
-    ops, kernels = _ops(options, config, cache, cos, sin, choice.format, progress)
+    ops: Ops
+    greedy = torch_greedy
+    reason = no_kernels or _why_not_native(cache, choice.format)
+    if kernels is not None and reason is None:
+        threads, activations = torch.get_num_threads(), choice.format.activation_dtype
+        ops = NativeOps(kernels, config, cache, cos, sin, activations, threads)
+        greedy = ops.greedy
+    elif options.kernels == "native":
+        raise ValueError(f"kernels native: {reason}")
+    else:
+        attention = PagedAttention(config, cache, cos, sin)
+        ops = TorchOps(attention, config.rms_norm_eps, choice.format.activation_dtype)
     info = RunnerInfo(
         num_blocks=num_blocks,
         block_size=shape.block_size,
         block_bytes=shape.block_bytes,
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
-        numerics=numerics_digest(choice.format, kv_dtype, device, kernels.split()[0]),
+        numerics=numerics_digest(choice.format, kv_dtype, device, "torch" if reason else "native"),
         weights_bytes=decoder.weights_bytes,
         details={
             "device": _device_name(device),
             "weights": choice.format.name,
             "kv cache": str(kv_dtype).removeprefix("torch."),
-            "kernels": kernels,
+            "kernels": f"torch ({reason})" if reason else "native",
             "threads": str(torch.get_num_threads()),
             **choice.explain(),
         },
     )
-    greedy = ops.greedy if isinstance(ops, NativeOps) else torch_greedy
     return TorchRunner(decoder, ops, cache, info, greedy)
 
 
-def _ops(
-    options: RunnerOptions,
-    config: ModelConfig,
-    cache: KvCache,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    weight_format: WeightFormat,
-    progress: Progress,
-) -> tuple[Ops, str]:
-    """The backend, and its name or why it is the plain one.
-
-    Raises ValueError when native kernels are demanded and cannot be had.
-    """
-    reason = _why_not_native(options, cache, weight_format)
-    if reason is None:
-        progress("loading CPU kernels (the first time on a machine compiles them)")
-        try:
-            kernels = load_kernels()
-        except KernelsUnavailable as error:
-            reason = str(error)
-        else:
-            native = NativeOps(
-                kernels,
-                config,
-                cache,
-                cos,
-                sin,
-                weight_format.activation_dtype,
-                torch.get_num_threads(),
-            )
-            return native, "native"
-    if options.kernels == "native":
-        raise ValueError(f"kernels native: {reason}")
-    if options.kernels == "auto" and cache.tensor.device.type == "cpu":
-        logger.info("plain torch kernels", extra={"reason": reason})
-    attention = PagedAttention(config, cache, cos, sin)
-    plain = TorchOps(attention, config.rms_norm_eps, weight_format.activation_dtype)
-    return plain, f"torch ({reason})"
-
-
-def _why_not_native(
-    options: RunnerOptions, cache: KvCache, weight_format: WeightFormat
-) -> str | None:
+def _kernels(
+    options: RunnerOptions, device: torch.device, progress: Progress
+) -> tuple[ctypes.CDLL | None, str | None]:
+    """The compiled kernels, or why there are none."""
     if options.kernels == "torch":
-        return "chosen"
-    if cache.tensor.device.type != "cpu":
-        return "the kernels are for the CPU"
+        return None, "chosen"
+    if device.type != "cpu":
+        return None, "the kernels are for the CPU"
+    progress("loading CPU kernels (the first time on a machine compiles them)")
+    try:
+        return load_kernels(), None
+    except KernelsUnavailable as error:
+        logger.warning("no compiled kernels, plain torch is slower", extra={"reason": str(error)})
+        return None, str(error)
+
+
+def _why_not_native(cache: KvCache, weight_format: WeightFormat) -> str | None:
     if weight_format.activation_dtype not in ACTIVATION_DTYPES:
         return f"there are no kernels for {weight_format.name} activations"
     if cache.shape.dtype not in KV_DTYPES:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from kvoy_engine.kv_cache import KvCache
+from kvoy_engine.linear import Linear, check_fp16_range
 from kvoy_engine.model_config import ModelConfig
 from kvoy_engine.ops import AttentionLayer
 from kvoy_engine.step_inputs import StepInputs
@@ -20,6 +21,8 @@ from kvoy_engine.step_inputs import StepInputs
 _TYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 KV_DTYPES = tuple(_TYPE_CODES)
+_PANEL = 64
+"""Outputs in a panel; `PANEL` in the source of the kernels."""
 
 
 class _Kernel(Protocol):
@@ -29,6 +32,57 @@ class _Kernel(Protocol):
     restype: Any
 
     def __call__(self, *arguments: int | float | None) -> None: ...
+
+
+class _Fp16Linear:
+    __slots__ = ("_bias", "_function", "_in_features", "_panels", "out_features", "weight_bytes")
+
+    def __init__(self, function: _Kernel, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._function = function
+        self.out_features, self._in_features = weight.shape
+        padding = -self.out_features % _PANEL
+        padded = torch.nn.functional.pad(weight, (0, 0, 0, padding))
+        self._panels = padded.view(-1, _PANEL, self._in_features).transpose(1, 2).contiguous()
+        self._bias = bias
+        self.weight_bytes = self._panels.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        out = x.new_empty((rows, self.out_features))
+        self._function(
+            x.data_ptr(),
+            self._panels.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            out.data_ptr(),
+            rows,
+            self._in_features,
+            self.out_features,
+            torch.get_num_threads(),
+        )
+        return out
+
+
+class Fp16NativeFormat:
+    """float16 weights in our own panels, float32 activations and sums.
+
+    A row's result is the same bits whatever else is in the batch.
+    """
+
+    name = "fp16 native"
+    weight_dtype = torch.float16
+    activation_dtype = torch.float32
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        self._function = _function(kernels.kvoy_linear_fp16, [c_void_p] * 4 + [c_int64] * 4)
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Raises OverflowError when a weight has no float16 value."""
+        check_fp16_range(weight)
+        return _Fp16Linear(
+            self._function,
+            weight.to(torch.float16),
+            None if bias is None else bias.to(torch.float32).contiguous(),
+        )
 
 
 class _Model(ctypes.Structure):

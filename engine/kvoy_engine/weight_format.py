@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import torch
 
 from kvoy_engine.linear import Bf16PackedFormat, Fp16PackedFormat, Linear, PlainFormat, WeightFormat
 from kvoy_engine.model_config import ModelConfig
+from kvoy_engine.native_ops import Fp16NativeFormat
 
 DTYPES = {
     "float64": torch.float64,
@@ -39,28 +41,34 @@ class FormatChoice:
         }
 
 
-def choose_format(dtype: str, config: ModelConfig, device: torch.device) -> FormatChoice:
+def choose_format(
+    dtype: str, config: ModelConfig, device: torch.device, kernels: ctypes.CDLL | None
+) -> FormatChoice:
     """The format for `dtype`, or for "auto" the best half-precision format of this machine.
 
-    On CUDA "auto" keeps a half-precision checkpoint's own dtype. On a CPU it measures the packed
-    formats that the CPU supports, and is float32 where there is none. Raises ValueError for an
-    unknown dtype.
+    On CUDA "auto" keeps a half-precision checkpoint's own dtype. On a CPU the packed formats that
+    it supports are measured; "auto" is float32 where there is none. `kernels` are the compiled
+    kernels, if they can be had. Raises ValueError for an unknown dtype.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if device.type != "cpu":
         own = config.dtype if config.dtype in ("float16", "bfloat16") else "bfloat16"
         return FormatChoice(PlainFormat(DTYPES[own if dtype == "auto" else dtype], device))
-    if dtype == "auto":
-        return _fastest(_packed_formats(), config)
-    for packed in _packed_formats():
-        if packed.weight_dtype == DTYPES[dtype]:
-            return FormatChoice(packed)
-    return FormatChoice(PlainFormat(DTYPES[dtype], device))
+    candidates = [
+        each
+        for each in _packed_formats(kernels)
+        if dtype == "auto" or each.weight_dtype == DTYPES[dtype]
+    ]
+    plain = PlainFormat(DTYPES["float32" if dtype == "auto" else dtype], device)
+    return _fastest(candidates, config) if candidates else FormatChoice(plain)
 
 
-def _packed_formats() -> list[WeightFormat]:
+def _packed_formats(kernels: ctypes.CDLL | None) -> list[WeightFormat]:
+    """What this CPU supports, the most exact first."""
     formats: list[WeightFormat] = []
+    if kernels is not None:
+        formats.append(Fp16NativeFormat(kernels))
     if Fp16PackedFormat.is_supported():
         formats.append(Fp16PackedFormat())
     if Bf16PackedFormat.is_supported():
@@ -69,8 +77,6 @@ def _packed_formats() -> list[WeightFormat]:
 
 
 def _fastest(formats: list[WeightFormat], config: ModelConfig) -> FormatChoice:
-    if not formats:
-        return FormatChoice(PlainFormat(torch.float32, torch.device("cpu")))
     if len(formats) == 1:
         return FormatChoice(formats[0])
     measured = _measure_us(formats, config)

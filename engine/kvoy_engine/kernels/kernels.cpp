@@ -254,8 +254,8 @@ void silu_mul_row(const A* gate, const A* up, A* out, int64_t n) {
 
 // C[M x N] (+)= A[M x K] * B[K x N] for one register tile. A is read element by element with any strides;
 // rows of B and C are vectors.
-template <int M, int V, bool ACCUMULATE>
-inline void tile(const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t b_row, float* c,
+template <int M, int V, bool ACCUMULATE, typename B>
+inline void tile(const float* a, int64_t a_row, int64_t a_col, const B* b, int64_t b_row, float* c,
                  int64_t c_row, int64_t k) {
   Vec acc[M][V];
   for (int m = 0; m < M; ++m)
@@ -272,25 +272,61 @@ inline void tile(const float* a, int64_t a_row, int64_t a_col, const float* b, i
     for (int v = 0; v < V; ++v) store(c + m * c_row + v * W, acc[m][v]);
 }
 
-template <int V, bool ACCUMULATE>
-inline void tile_column(const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t b_row, float* c,
+template <int V, bool ACCUMULATE, typename B>
+inline void tile_column(const float* a, int64_t a_row, int64_t a_col, const B* b, int64_t b_row, float* c,
                         int64_t c_row, int64_t m, int64_t k) {
   int64_t i = 0;
   for (; i + TILE_ROWS <= m; i += TILE_ROWS)
     tile<TILE_ROWS, V, ACCUMULATE>(a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, k);
-  for (; i + 2 <= m; i += 2)
+  if (i + 4 <= m) {
+    tile<4, V, ACCUMULATE>(a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, k);
+    i += 4;
+  }
+  if (i + 2 <= m) {
     tile<2, V, ACCUMULATE>(a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, k);
-  if (i < m) tile<1, V, ACCUMULATE>(a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, k);
+    i += 2;
+  }
+  for (; i < m; ++i)
+    tile<1, V, ACCUMULATE>(a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, k);
 }
 
 // n is a multiple of W.
-template <bool ACCUMULATE>
-void multiply(const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t b_row, float* c,
+template <bool ACCUMULATE, typename B>
+void multiply(const float* a, int64_t a_row, int64_t a_col, const B* b, int64_t b_row, float* c,
               int64_t c_row, int64_t m, int64_t n, int64_t k) {
   int64_t j = 0;
   for (; j + TILE_VECTORS * W <= n; j += TILE_VECTORS * W)
     tile_column<TILE_VECTORS, ACCUMULATE>(a, a_row, a_col, b + j, b_row, c + j, c_row, m, k);
   for (; j < n; j += W) tile_column<1, ACCUMULATE>(a, a_row, a_col, b + j, b_row, c + j, c_row, m, k);
+}
+
+// ---- linear layers ----------------------------------------------------------------------------------
+
+// Weights are float16 in panels of PANEL outputs: (panels, K, PANEL), so that one panel is one stream and
+// outputs lie in the lanes of a vector. Every row's sums run over K in the same order whatever the number
+// of rows: a row's result does not depend on what else is in the batch.
+constexpr int64_t PANEL = 64;
+constexpr int64_t ROW_BLOCK = 96;    // rows of one piece of work
+constexpr int64_t DEPTH_BLOCK = 512; // K of a panel that is widened to float32 at once
+constexpr int64_t MIN_WIDENED_ROWS = 13;  // fewer rows do not earn back a pass that only widens
+
+void linear_piece(const float* x, const half* panel, const float* bias, float* out, int64_t rows, int64_t k,
+                  int64_t n, int64_t width, std::vector<float>& scratch) {
+  scratch.resize(DEPTH_BLOCK * PANEL + ROW_BLOCK * PANEL);
+  float* widened = scratch.data();
+  float* c = widened + DEPTH_BLOCK * PANEL;
+  std::memset(c, 0, rows * PANEL * sizeof(float));
+  if (rows < MIN_WIDENED_ROWS) {
+    multiply<true>(x, k, 1, panel, PANEL, c, PANEL, rows, PANEL, k);
+  } else {
+    for (int64_t begin = 0; begin < k; begin += DEPTH_BLOCK) {
+      const int64_t depth = std::min(DEPTH_BLOCK, k - begin);
+      for (int64_t i = 0; i < depth * PANEL; i += W) store(widened + i, load(panel + begin * PANEL + i));
+      multiply<true>(x + begin, k, 1, widened, PANEL, c, PANEL, rows, PANEL, depth);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < width; ++i) out[r * n + i] = c[r * PANEL + i] + (bias ? bias[i] : 0.0f);
 }
 
 }  // namespace
@@ -760,6 +796,27 @@ void kvoy_greedy(const float* logits, int64_t rows, int64_t width, int64_t* ids,
         ids[row] = i;
         break;
       }
+  }
+}
+
+// out (rows, n) = x (rows, k) * weights + bias; weights as `linear_piece` wants them, bias may be null.
+void kvoy_linear_fp16(const float* x, const void* weights, const float* bias, float* out, int64_t rows,
+                      int64_t k, int64_t n, int64_t num_threads) {
+  const half* panels = static_cast<const half*>(weights);
+  const int64_t num_panels = (n + PANEL - 1) / PANEL, num_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+  // Blocks of about equal size: a last one of few rows would cost nearly as much as a full one.
+  const int64_t block = (rows + num_blocks - 1) / num_blocks;
+#pragma omp parallel num_threads(num_threads) if (rows * k * n >= 8 * MIN_PARALLEL)
+  {
+    std::vector<float> scratch;
+#pragma omp for schedule(static)
+    for (int64_t piece = 0; piece < num_panels * num_blocks; ++piece) {
+      const int64_t panel = piece / num_blocks, row = piece % num_blocks * block, column = panel * PANEL;
+      if (row >= rows) continue;
+      linear_piece(x + row * k, panels + panel * k * PANEL, bias ? bias + column : nullptr,
+                   out + row * n + column, std::min(block, rows - row), k, n, std::min(PANEL, n - column),
+                   scratch);
+    }
   }
 }
 
