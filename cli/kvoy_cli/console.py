@@ -6,7 +6,11 @@ import contextlib
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Task as RichTask
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
 
 class Task:
@@ -16,7 +20,7 @@ class Task:
         self._console = console
         self._progress = progress
         self._text = ""
-        self._id = None if progress is None else progress.add_task(text, total=None)
+        self._id = None if progress is None else progress.add_task(escape(text), total=None)
         self.say(text)
 
     def say(self, text: str) -> None:
@@ -26,12 +30,13 @@ class Task:
         if self._progress is None or self._id is None:
             self._console.print(text, markup=False, highlight=False)
         else:
-            self._progress.update(self._id, description=text, total=None)
+            self._progress.update(self._id, description=escape(text), total=None)
 
     def note(self, text: str) -> None:
         """A passing detail, for terminals alone: it would fill a log."""
         if self._progress is not None and self._id is not None:
-            self._progress.update(self._id, description=f"{self._text} [dim]{text}[/dim]")
+            words = f"{escape(self._text)}: [dim]{escape(text)}[/dim]"
+            self._progress.update(self._id, description=words)
 
     def fraction(self, value: float) -> None:
         if self._progress is not None and self._id is not None:
@@ -41,7 +46,7 @@ class Task:
         """Replace the task by a line that stays."""
         if self._progress is not None and self._id is not None:
             self._progress.remove_task(self._id)
-        self._console.print(f"[green]✓[/green] {text}", highlight=False)
+        self._console.print(f"[green]✓[/green] {escape(text)}", highlight=False)
 
 
 class Reporter:
@@ -67,12 +72,19 @@ class Reporter:
         with Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            _KnownBar(bar_width=24),
             TimeElapsedColumn(),
             console=self.console,
             transient=True,
         ) as progress:
             yield _TaskMaker(self.console, progress)
+
+
+class _KnownBar(BarColumn):
+    """A bar for tasks that know how far they are; nothing for the others."""
+
+    def render(self, task: RichTask) -> ProgressBar | Text:  # type: ignore[override]
+        return Text() if task.total is None else super().render(task)
 
 
 class _TaskMaker:

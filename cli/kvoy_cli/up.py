@@ -189,6 +189,13 @@ class _Wait:
         finally:
             connection.close()
 
+    def show_progress(self) -> None:
+        """What an engine says that it is loading, if that is the last thing it said."""
+        for line in self.child.last_lines(1):
+            _, is_loading, what = line.partition("loading: ")
+            if is_loading:
+                self.task.note(what)
+
 
 def _wait_until_ready(waits: list[_Wait], children: Children, deadline_s: float) -> None:
     started = time.monotonic()
@@ -199,8 +206,8 @@ def _wait_until_ready(waits: list[_Wait], children: Children, deadline_s: float)
                 elapsed = time.monotonic() - started
                 wait.task.done(f"{wait.child.name} is ready after {elapsed:.1f} s")
                 waits.remove(wait)
-            elif lines := wait.child.last_lines(1):
-                wait.task.note(lines[0][:80].replace("[", "("))
+            else:
+                wait.show_progress()
         if waits and time.monotonic() > deadline_s:
             names = ", ".join(wait.child.name for wait in waits)
             raise CommandError(f"not ready in time: {names}; see {waits[0].child.log}")
