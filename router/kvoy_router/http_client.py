@@ -41,6 +41,16 @@ class ClientLimits:
     max_idle_per_engine: int = 128
 
 
+def is_one_chunk(data: bytes) -> bool:
+    """Whether this is one whole chunk of a chunked body, with its framing and nothing else."""
+    end = data.find(b"\r\n", 0, 10)
+    try:
+        size = int(data[:end], 16)
+    except ValueError:
+        return False
+    return size > 0 and len(data) == end + size + 4 and data.endswith(b"\r\n")
+
+
 class UpstreamConnection(asyncio.Protocol):
     """One connection; the attributes below are of the exchange that runs on it."""
 
@@ -62,6 +72,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.headers: Headers = []
         self.is_complete = False
         self.sink: Callable[[bytes], None] | None = None
+        self.frame_sink: Callable[[bytes], None] | None = None
         self.last_data_s = self._loop.time()
         self.is_reading_paused = False
         self.head: asyncio.Future[None] = self._loop.create_future()
@@ -72,6 +83,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_final = False
         self._keep_alive = False
         self._ends_by_closing = False
+        self._chunk_ended = False
+        self._is_between_chunks = False
 
     @property
     def is_reusable(self) -> bool:
@@ -89,6 +102,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self.is_complete:
             self.fail(BadResponse("it sent more than its answer"))
             return
+        if self._is_between_chunks and self.frame_sink is not None and is_one_chunk(data):
+            # The parser stays between two chunks, so it need not see this one.
+            self.frame_sink(data)
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -98,6 +115,8 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             if not self.status and self.num_bytes > _MAX_HEAD_BYTES:
                 self.fail(BadResponse("its headers are too large"))
+            # Anything behind a chunk that ends in a line end would be a chunk's header.
+            self._is_between_chunks = self._chunk_ended and data.endswith(b"\r\n")
             self._push()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -139,7 +158,14 @@ class UpstreamConnection(asyncio.Protocol):
         if not self.head.done():
             self.head.set_result(None)
 
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
+
     def on_message_complete(self) -> None:
+        self._chunk_ended = False
         if self._is_final:
             self.is_complete = True
 
@@ -158,9 +184,16 @@ class UpstreamConnection(asyncio.Protocol):
         if self.is_complete and not self.done.done():
             self.done.set_result(None)
 
-    def attach(self, sink: Callable[[bytes], None]) -> None:
-        """Send all body bytes to `sink`, beginning with those that came already."""
+    def attach(
+        self, sink: Callable[[bytes], None], frame_sink: Callable[[bytes], None] | None = None
+    ) -> None:
+        """Send all body bytes to `sink`, beginning with those that came already.
+
+        A read that is exactly one chunk of a chunked body goes to `frame_sink` instead, if there
+        is one, with its framing.
+        """
         self.sink = sink
+        self.frame_sink = frame_sink
         if self._parts:
             data = b"".join(self._parts)
             self._parts.clear()
@@ -229,15 +262,17 @@ class Exchange:
     def media_type(self) -> bytes:
         return (self.header(b"content-type") or b"").partition(b";")[0].strip().lower()
 
-    async def relay(self, sink: Callable[[bytes], None]) -> None:
-        """Push the body into `sink` as it comes; return at its end.
+    async def relay(
+        self, sink: Callable[[bytes], None], frame_sink: Callable[[bytes], None] | None = None
+    ) -> None:
+        """Push the body into `sink` (see `UpstreamConnection.attach`); return at its end.
 
         Raises ConnectionBroken, BadResponse, or IdleTimeout when nothing came for `idle_s` although
         it could have.
         """
         connection = self.connection
         idle_s = self._pool.limits.idle_s
-        connection.attach(sink)
+        connection.attach(sink, frame_sink)
         watch: asyncio.TimerHandle | None = None
 
         def check() -> None:
@@ -363,7 +398,7 @@ class ClientPool:
         """Keep the connection of a finished exchange, or close that of any other."""
         idle = self._idle.setdefault(address, [])
         if connection.is_reusable and len(idle) < self.limits.max_idle_per_engine:
-            connection.sink = None
+            connection.sink = connection.frame_sink = None
             connection.idle_since_s = self._loop.time()
             idle.append(connection)
         else:

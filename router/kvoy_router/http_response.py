@@ -101,6 +101,16 @@ class Response:
             self._head = b""
         self._transport.write(data)
 
+    @property
+    def takes_frames(self) -> bool:
+        """Whether a body without a length is chunked, so that `write_frame` may be used."""
+        return not self._head_only and not self._is_http_1_0
+
+    def write_frame(self, frame: bytes) -> None:
+        """Send one chunk that has its framing already, after the first `write`."""
+        if not self.finished:
+            self._transport.write(frame)
+
     def end(self) -> None:
         """Complete the message; the connection then serves the next request."""
         if self.finished:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 
+_PLAIN = re.compile(r'[^\s"=\x00-\x1f]+')
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -44,7 +46,7 @@ class JsonFormatter(logging.Formatter):
 
 def _text(value: object) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return json.dumps(text) if not text or any(c in text for c in ' "=\n\r') else text
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def configure(level: str, style: str) -> None:

@@ -18,6 +18,7 @@ from kvoy_router.http_response import Response
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 EVENT_STREAM = b"text/event-stream"
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_FRAMED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 _DONE_TAIL_BYTES = 64
 
 
@@ -43,7 +44,8 @@ class StreamRelay:
         response, connection = self._response, self._exchange.connection
         response.on_pause = connection.pause_reading
         response.on_resume = connection.resume_reading
-        await self._exchange.relay(self._push)
+        frame_sink = self._push_frame if response.takes_frames else None
+        await self._exchange.relay(self._push, frame_sink)
         if not self.has_begun:
             raise BadResponse("its stream was empty")
         tail = self._last[-_DONE_TAIL_BYTES:] + self._held
@@ -61,6 +63,14 @@ class StreamRelay:
         if not self.has_begun:
             self._begin()
         self._response.write(data)
+
+    def _push_frame(self, frame: bytes) -> None:
+        """The usual case: one chunk with one event, which travels on as it is."""
+        if self._held or not self.has_begun or not frame.endswith(_FRAMED_EVENT_ENDS):
+            self._push(frame[frame.find(b"\r\n") + 2 : -2])
+            return
+        self._last = frame
+        self._response.write_frame(frame)
 
     def _whole_events(self, data: bytes) -> bytes:
         data = self._held + data
