@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvoy_router.errors import ConnectionBroken
-from kvoy_router.http_client import ClientLimits, ClientPool, is_one_chunk
+from kvoy_router.http_client import ClientLimits, ClientPool
+from kvoy_router.upstream_connection import is_one_chunk
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [b"data: %d %b\n\n" % (i, b"x" * (i % 40)) for i in range(60)]

@@ -1,0 +1,217 @@
+"""One HTTP/1.1 connection to an engine: bytes in, one answer at a time out to a sink.
+
+A streamed chunk costs one call of the sink; no task wakes up for it. See `http_client` for the pool
+and for what callers use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from kvoy_router.errors import BadResponse, ConnectionBroken
+from kvoy_router.http_message import Headers
+
+_EARLY_BODY_BYTES = 64 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
+
+
+def is_one_chunk(data: bytes) -> bool:
+    """Whether this is one whole chunk of a chunked body, with its framing and nothing else."""
+    end = data.find(b"\r\n", 0, 10)
+    try:
+        size = int(data[:end], 16)
+    except ValueError:
+        return False
+    return size > 0 and len(data) == end + size + 4 and data.endswith(b"\r\n")
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection; the attributes below are of the exchange that runs on it."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.is_open = True
+        self.idle_since_s = 0.0
+        self.num_exchanges = 0
+        self._loop = asyncio.get_running_loop()
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last exchange and expect a new answer."""
+        self.num_exchanges += 1
+        self.num_bytes = 0
+        self.status = 0
+        self.headers: Headers = []
+        self.is_complete = False
+        self.sink: Callable[[bytes], None] | None = None
+        self.frame_sink: Callable[[bytes], None] | None = None
+        self.last_data_s = self._loop.time()
+        self.is_reading_paused = False
+        self.head: asyncio.Future[None] = self._loop.create_future()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        self._parts: list[bytes] = []
+        self.on_body = self._parts.append  # read by the parser when it is made, as are the others
+        self._parser = httptools.HttpResponseParser(self)
+        self._is_final = False
+        self._keep_alive = False
+        self._ends_by_closing = False
+        self._chunk_ended = False
+        self._is_between_chunks = False
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.is_open and self.is_complete and self._keep_alive and not self._ends_by_closing
+
+    # The transport's callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are none of asyncio's classes, though they have all their methods.
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        self.last_data_s = self._loop.time()
+        if self.is_complete:
+            self.fail(BadResponse("it sent more than its answer"))
+            return
+        if self._is_between_chunks and self.frame_sink is not None and is_one_chunk(data):
+            # The parser stays between two chunks, so it need not see this one.
+            self.frame_sink(data)
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.fail(BadResponse("it switched protocols"))
+        except httptools.HttpParserError as error:
+            self.fail(BadResponse(f"its answer is not HTTP: {error}"))
+        else:
+            if not self.status and self.num_bytes > _MAX_HEAD_BYTES:
+                self.fail(BadResponse("its headers are too large"))
+            # Anything behind a chunk that ends in a line end would be a chunk's header.
+            self._is_between_chunks = self._chunk_ended and data.endswith(b"\r\n")
+            self._push()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._can_write.set()
+        if self._ends_by_closing and exc is None:
+            self._complete()
+        else:
+            reason = str(exc) if exc else "it closed the connection"
+            self.fail(ConnectionBroken(reason))
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    # The parser's callbacks.
+
+    def on_message_begin(self) -> None:
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_final:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return  # an interim answer; the real one follows
+        self._is_final = True
+        self.status = status
+        self._keep_alive = self._parser.should_keep_alive()
+        names = {name for name, _ in self.headers}
+        bodiless = status in (204, 304)
+        self._ends_by_closing = not bodiless and names.isdisjoint(
+            (b"content-length", b"transfer-encoding")
+        )
+        if not self.head.done():
+            self.head.set_result(None)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
+
+    def on_message_complete(self) -> None:
+        self._chunk_ended = False
+        if self._is_final:
+            self.is_complete = True
+
+    # Towards the reader.
+
+    def _push(self) -> None:
+        """Hand what one read brought to the sink, in one piece, and then the end."""
+        parts = self._parts
+        if parts:
+            if self.sink is not None:
+                data = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts.clear()
+                self.sink(data)
+            elif sum(map(len, parts)) > _EARLY_BODY_BYTES:
+                self.pause_reading()
+        if self.is_complete and not self.done.done():
+            self.done.set_result(None)
+
+    def attach(
+        self, sink: Callable[[bytes], None], frame_sink: Callable[[bytes], None] | None = None
+    ) -> None:
+        """Send all body bytes to `sink`, beginning with those that came already.
+
+        A read that is exactly one chunk of a chunked body goes to `frame_sink` instead, if there
+        is one, with its framing.
+        """
+        self.sink = sink
+        self.frame_sink = frame_sink
+        if self._parts:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            sink(data)
+        self.resume_reading()
+
+    def _complete(self) -> None:
+        self.is_complete = True
+        self._push()
+
+    def fail(self, error: Exception) -> None:
+        """End the exchange with `error`, and the connection with it."""
+        for future in (self.head, self.done):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever awaits it sees it; nobody need
+        self.close()
+
+    def pause_reading(self) -> None:
+        if not self.is_reading_paused and self.is_open and self.transport is not None:
+            self.is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.is_reading_paused:
+            self.is_reading_paused = False
+            self.last_data_s = self._loop.time()
+            if self.is_open and self.transport is not None:
+                self.transport.resume_reading()
+
+    async def write(self, head: bytes, body: bytes) -> None:
+        """Send a request; returns when the socket has taken most of it."""
+        assert self.transport is not None
+        if len(body) < _EARLY_BODY_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+        await self._can_write.wait()
+
+    def close(self) -> None:
+        self.is_open = False
+        if self.transport is not None:
+            self.transport.abort()
