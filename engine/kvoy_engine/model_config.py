@@ -122,7 +122,8 @@ def parse_model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) ->
             f"config.json: num_attention_heads {num_heads} is not a multiple of "
             f"num_key_value_heads {num_kv_heads}"
         )
-    head_dim = _positive_int(raw, "head_dim", default=hidden_size // num_heads)
+    default_head_dim = 128 if family == "qwen3" else hidden_size // num_heads
+    head_dim = _positive_int(raw, "head_dim", default=default_head_dim)
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim {head_dim} is odd")
     num_layers = _positive_int(raw, "num_hidden_layers")
@@ -221,7 +222,8 @@ def _rope(raw: Mapping[str, Any], default_theta: float) -> RopeConfig:
 
 
 def _windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int | None, ...]:
-    window = raw.get("sliding_window")
+    # Where a field is missing, these are the defaults that checkpoints were written against.
+    window = raw.get("sliding_window", 4096 if family != "llama" else None)
     if family == "llama" or not window:
         return (None,) * num_layers
     if family == "mistral":
@@ -232,7 +234,7 @@ def _windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int 
         if len(layer_types) != num_layers:
             raise ModelError("config.json: layer_types does not name every layer")
         return tuple(int(window) if kind == "sliding_attention" else None for kind in layer_types)
-    first = int(raw.get("max_window_layers", num_layers))
+    first = int(raw.get("max_window_layers", 28))
     return tuple(int(window) if layer >= first else None for layer in range(num_layers))
 
 
