@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import count, islice
 
 from kvoy_cli.bench.client import Client
 from kvoy_cli.bench.context import BenchContext
 from kvoy_cli.bench.knee import Ladder, climb
 from kvoy_cli.bench.load import LoadRun, run_closed_loop, run_open_loop
 from kvoy_cli.bench.outcome import LoadFigures, summarise
-from kvoy_cli.bench.processes import Child, tree_cpu_seconds
+from kvoy_cli.bench.processes import BenchError, Child, tree_cpu_seconds
 from kvoy_cli.bench.report import Report
 from kvoy_cli.bench.request import Request, completion
 from kvoy_cli.bench.schedule import poisson_offsets
@@ -40,6 +41,9 @@ from kvoy_cli.bench.workloads import (
 
 POLICIES = ("kv-aware", "round-robin")
 NO_REUSE_POLICIES = ("kv-aware", "round-robin", "least-load", "random")
+_LADDER_FACTOR = 1.3
+_COMPARISON_SEED = 100
+_NO_REUSE_SEED = 500
 _SMOKE = Sizes(
     shape=SharedPrefixShape(4, 2, 48, 16, 4),
     num_engines=2,
@@ -47,6 +51,7 @@ _SMOKE = Sizes(
     window_s=0.5,
     backlog_s=0.5,
     drain_s=2.0,
+    no_reuse_s=0.5,
     prefill_tokens_per_s=20_000.0,
     step_s=0.002,
     start_rate=20.0,
@@ -63,14 +68,8 @@ class _Fleet:
     client: Client
     router: Child
     engines: list[Engine]
-    requests: Iterator[Request]
-    seed: int = 0
     cpu_shares: list[tuple[float, float, float]] = field(default_factory=list)
     """(router, all engines, load generator) per run, of one core each."""
-
-    def next_seed(self) -> int:
-        self.seed += 1
-        return self.seed
 
 
 async def run(context: BenchContext) -> Report:
@@ -80,13 +79,15 @@ async def run(context: BenchContext) -> Report:
         fleets: dict[str, _Fleet] = {}
         for policy in POLICIES:
             context.say(f"starting {sizes.num_engines} simulated engines and a {policy} router")
-            fleets[policy] = await _start(stack, context, sizes, policy, prompts)
+            fleets[policy] = await _start(stack, context, sizes, policy)
         for policy, fleet in fleets.items():
             context.say(f"warming the {policy} fleet: every prompt once")
             await _warm(fleet, sizes, prompts, context.served_name)
-        ladder = await _find_knee(context, sizes, fleets["round-robin"])
+        ladder = await _find_knee(context, sizes, fleets["round-robin"], prompts)
+        if not ladder.knee:
+            raise BenchError(f"round-robin is beyond {sizes.bound_s:g} s at every rate tried")
         comparisons = [
-            await _compare(context, sizes, fleets, ladder.knee, offered)
+            await _compare(context, sizes, fleets, prompts, ladder.knee, offered)
             for offered in (
                 Offered(1.5, 0.0, sizes.backlog_s, sizes.drain_s),
                 Offered(3.0, sizes.ramp_s, sizes.window_s, 0.0),
@@ -97,13 +98,7 @@ async def run(context: BenchContext) -> Report:
     return build_report(sizes, ladder, comparisons, no_reuse, cpu_shares)
 
 
-async def _start(
-    stack: AsyncExitStack,
-    context: BenchContext,
-    sizes: Sizes,
-    policy: str,
-    prompts: list[list[int]],
-) -> _Fleet:
+async def _start(stack: AsyncExitStack, context: BenchContext, sizes: Sizes, policy: str) -> _Fleet:
     spec = sim_engine(
         *("--num-gpu-blocks-override", str(sizes.blocks_per_engine)),
         *("--sim-prefill-tokens-per-s", str(sizes.prefill_tokens_per_s)),
@@ -114,9 +109,7 @@ async def _start(
     entries = [engine.router_entry for engine in fleet]
     front = await stack.enter_async_context(router(entries, policy, context))
     client = await stack.enter_async_context(Client(front.url))
-    order = shuffled_forever(prompts, seed=2)
-    requests = _requests(order, sizes, context.served_name)
-    return _Fleet(client, front.child, fleet, requests)
+    return _Fleet(client, front.child, fleet)
 
 
 def _requests(prompts: Iterator[list[int]], sizes: Sizes, model: str) -> Iterator[Request]:
@@ -125,28 +118,28 @@ def _requests(prompts: Iterator[list[int]], sizes: Sizes, model: str) -> Iterato
 
 
 async def _warm(fleet: _Fleet, sizes: Sizes, prompts: list[list[int]], model: str) -> None:
-    order = next_pass(prompts)
+    order = islice(shuffled_forever(prompts, seed=0), len(prompts))
     requests = (completion(model, prompt, 1) for prompt in order)
     await run_closed_loop(fleet.client, requests, sizes.warm_users)
 
 
-def next_pass(prompts: list[list[int]]) -> list[list[int]]:
-    forever = shuffled_forever(prompts, seed=3)
-    return [next(forever) for _ in prompts]
-
-
-async def _offer(fleet: _Fleet, rate: float, seconds: float, drain_s: float = 0.0) -> LoadRun:
+async def _offer(
+    fleet: _Fleet,
+    requests: Iterator[Request],
+    offsets: Sequence[float],
+    seconds: float,
+    drain_s: float = 0.0,
+) -> LoadRun:
     """Open-loop load; what has not ended by the end is cut, and the engines are left to go idle.
 
     First tokens are awaited for `drain_s` longer.
     """
-    offsets = poisson_offsets(rate, seconds, fleet.next_seed())
-    requests = [next(fleet.requests) for _ in offsets]
+    ready = list(islice(requests, len(offsets)))
     pids = [engine.child.pid for engine in fleet.engines]
     router_before = tree_cpu_seconds(fleet.router.pid)
     engines_before = sum(map(tree_cpu_seconds, pids))
     began_s = time.perf_counter()
-    load = await run_open_loop(fleet.client, iter(requests), offsets, seconds, drain_s)
+    load = await run_open_loop(fleet.client, iter(ready), offsets, seconds, drain_s)
     took_s = time.perf_counter() - began_s
     router_s = tree_cpu_seconds(fleet.router.pid) - router_before
     engines_s = sum(map(tree_cpu_seconds, pids)) - engines_before
@@ -155,9 +148,16 @@ async def _offer(fleet: _Fleet, rate: float, seconds: float, drain_s: float = 0.
     return load
 
 
-async def _find_knee(context: BenchContext, sizes: Sizes, fleet: _Fleet) -> Ladder:
+async def _find_knee(
+    context: BenchContext, sizes: Sizes, fleet: _Fleet, prompts: list[list[int]]
+) -> Ladder:
+    seeds = count(1)
+
     async def ttft_p90_s(rate: float) -> float:
-        load = await _offer(fleet, rate, sizes.ramp_s + sizes.window_s, sizes.drain_s)
+        seed, seconds = next(seeds), sizes.ramp_s + sizes.window_s
+        requests = _requests(shuffled_forever(prompts, seed), sizes, context.served_name)
+        offsets = poisson_offsets(rate, seconds, seed)
+        load = await _offer(fleet, requests, offsets, seconds, sizes.drain_s)
         figures = summarise(load.outcomes, load.start_s + sizes.ramp_s, load.end_s)
         context.say(f"round-robin at {rate:.2f} requests/s: TTFT p90 {figures.ttft_p90_s:.2f} s")
         return figures.ttft_p90_s
@@ -166,7 +166,7 @@ async def _find_knee(context: BenchContext, sizes: Sizes, fleet: _Fleet) -> Ladd
         ttft_p90_s,
         sizes.bound_s,
         sizes.start_rate,
-        1.3,
+        _LADDER_FACTOR,
         sizes.num_refinements,
         sizes.max_rungs,
     )
@@ -176,20 +176,22 @@ async def _compare(
     context: BenchContext,
     sizes: Sizes,
     fleets: dict[str, _Fleet],
+    prompts: list[list[int]],
     knee: float,
     offered: Offered,
 ) -> Comparison:
-    """Both policies in turn at a multiple of the knee; figures of the window after the ramp."""
-    rate = offered.factor * knee
+    """Both policies in turn at a multiple of the knee, with the same prompts at the same times."""
+    rate, seconds = offered.factor * knee, offered.ramp_s + offered.window_s
     figures: dict[str, list[LoadFigures]] = {policy: [] for policy in POLICIES}
     for repeat in range(context.repeats):
         context.say(f"{offered.factor:g} × knee ({rate:.2f} requests/s), repeat {repeat + 1}")
+        offsets = poisson_offsets(rate, seconds, _COMPARISON_SEED + repeat)
         for policy in POLICIES:
-            seconds = offered.ramp_s + offered.window_s
-            load = await _offer(fleets[policy], rate, seconds, offered.drain_s)
-            figures[policy].append(
-                summarise(load.outcomes, load.start_s + offered.ramp_s, load.end_s)
-            )
+            order = shuffled_forever(prompts, _COMPARISON_SEED + repeat)
+            requests = _requests(order, sizes, context.served_name)
+            load = await _offer(fleets[policy], requests, offsets, seconds, offered.drain_s)
+            start_s = load.start_s + offered.ramp_s
+            figures[policy].append(summarise(load.outcomes, start_s, load.end_s))
     return Comparison(offered, rate, figures)
 
 
@@ -197,24 +199,24 @@ async def _no_reuse(
     context: BenchContext, sizes: Sizes, fleet: list[Engine], knee: float
 ) -> NoReuse:
     """Prompts that share nothing, under all four policies in turn, below what the fleet carries."""
-    rate = sizes.no_reuse_share * knee
+    ramp_s = sizes.no_reuse_s / 2
+    rate, seconds = sizes.no_reuse_share * knee, ramp_s + sizes.no_reuse_s
     figures: dict[str, list[LoadFigures]] = {policy: [] for policy in NO_REUSE_POLICIES}
+    seeds = count(_NO_REUSE_SEED)
     async with AsyncExitStack() as stack:
         fleets: dict[str, _Fleet] = {}
         entries = [engine.router_entry for engine in fleet]
-        for index, policy in enumerate(NO_REUSE_POLICIES):
+        for policy in NO_REUSE_POLICIES:
             front = await stack.enter_async_context(router(entries, policy, context))
             client = await stack.enter_async_context(Client(front.url))
-            count = int(2 * rate * (sizes.ramp_s + sizes.window_s) * context.repeats) + 100
-            prompts = short_prompts(count, sizes.shape.prompt_tokens, 100 + index)
-            requests = _requests(iter(prompts), sizes, context.served_name)
-            # The same arrivals for all policies: only where requests go differs.
-            fleets[policy] = _Fleet(client, front.child, fleet, requests, seed=500)
+            fleets[policy] = _Fleet(client, front.child, fleet)
         for repeat in range(context.repeats):
             context.say(f"no-reuse at {rate:.2f} requests/s, repeat {repeat + 1}")
+            offsets = poisson_offsets(rate, seconds, _NO_REUSE_SEED + repeat)
             for policy in NO_REUSE_POLICIES:
-                seconds = sizes.ramp_s + sizes.window_s
-                load = await _offer(fleets[policy], rate, seconds, sizes.drain_s)
-                start_s = load.start_s + sizes.ramp_s
+                prompts = short_prompts(len(offsets), sizes.shape.prompt_tokens, next(seeds))
+                requests = _requests(iter(prompts), sizes, context.served_name)
+                load = await _offer(fleets[policy], requests, offsets, seconds, sizes.drain_s)
+                start_s = load.start_s + ramp_s
                 figures[policy].append(summarise(load.outcomes, start_s, load.end_s))
     return NoReuse(rate, figures)

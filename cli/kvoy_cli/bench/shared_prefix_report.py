@@ -33,10 +33,10 @@ class Sizes:
     context_token_s: float = 1e-6
     bound_s: float = 2.0
     """The knee is the highest rate with a TTFT p90 within it: twice an idle engine's TTFT."""
-    ramp_s: float = 12.0
+    ramp_s: float = 10.0
     """Discarded at the start of a window: longer than an answer takes."""
-    window_s: float = 20.0
-    backlog_s: float = 45.0
+    window_s: float = 15.0
+    backlog_s: float = 30.0
     """How long the load of knee + 50 % lasts; the longer, the worse for who cannot carry it."""
     drain_s: float = 60.0
     """How long first tokens are awaited after the last arrival."""
@@ -46,6 +46,8 @@ class Sizes:
     max_rungs: int = 10
     no_reuse_share: float = 0.8
     """Rate of the traffic without reuse, of round-robin's knee."""
+    no_reuse_s: float = 12.0
+    """Window of that traffic; half as long a ramp before it is discarded."""
 
     @property
     def blocks_per_engine(self) -> int:
