@@ -98,12 +98,22 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model `{model}` does not exist.", param="model")
+        super().__init__(f"The model `{model[:200]}` does not exist.", param="model")
 
 
 class MethodNotAllowed(ApiError):
+    """`allow` lists what the path takes, as in `GET, HEAD`."""
+
     status = 405
     type = "invalid_request_error"
+
+    def __init__(self, message: str, *, allow: str = "") -> None:
+        super().__init__(message)
+        self.allow = allow
+
+    def headers(self) -> list[tuple[str, str]]:
+        own = [("allow", self.allow)] if self.allow else []
+        return [*super().headers(), *own]
 
 
 class PayloadTooLarge(ApiError):

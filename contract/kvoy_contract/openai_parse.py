@@ -7,6 +7,7 @@ of a known feature that it is not supported instead of calling it unknown.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import msgspec
 from kvoy_contract.errors import BadRequest
 from kvoy_contract.openai_requests import (
     MAX_PROMPTS,
+    MAX_SEQUENCES,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -30,6 +32,8 @@ _PATH = re.compile(r" - at `(?:key` in `)?\$(?P<path>[^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
 _DIGITS = re.compile(r"[0-9]{1,10}")
+_OUT_OF_RANGE = re.compile("(Number|Integer value) out of range")
+_MAX_ARGUMENT_DEPTH = 64
 
 
 def _never(value: object) -> bool:
@@ -100,6 +104,7 @@ def parse_chat(body: bytes) -> ChatCompletionRequest:
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         raise BadRequest(f"`{name}` must be at least 1.", param=name)
     _check_continuation(request.add_generation_prompt, request.continue_final_message)
+    _check_depth(request.chat_template_kwargs)
     return request
 
 
@@ -110,6 +115,12 @@ def parse_completion(body: bytes) -> CompletionRequest:
     _check_generation(request)
     if request.output_limit == 0 and not request.echo:
         raise BadRequest("`max_tokens` 0 needs `echo` to be true.", param="max_tokens")
+    if request.n * len(request.prompts) > MAX_SEQUENCES:
+        raise BadRequest(
+            f"{len(request.prompts)} prompts with {request.n} choices each are more than "
+            f"{MAX_SEQUENCES} completions.",
+            param="n",
+        )
     return request
 
 
@@ -121,6 +132,7 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
     if request.messages is not None:
         _check_messages(request.messages)
         _check_continuation(request.add_generation_prompt, request.continue_final_message)
+        _check_depth(request.chat_template_kwargs)
     return request
 
 
@@ -133,23 +145,43 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raw = _decode_untyped(body)
+        raw = _decode_untyped(body, decoder.type)
         if not isinstance(raw, dict) or not _drop_inert(raw):
             raise _bad_field(error) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.") from None
+        raise _not_json(error) from None
     try:
         request: T = msgspec.convert(raw, decoder.type, strict=True)
         return request
     except msgspec.ValidationError as error:
         raise _bad_field(error) from None
+    except RecursionError as error:
+        raise _not_json(error) from None
 
 
-def _decode_untyped(body: bytes) -> Any:
+def _decode_untyped(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.") from None
+        if _OUT_OF_RANGE.match(str(error)):
+            raise _number_out_of_range(body, kind) from None
+        raise _not_json(error) from None
+
+
+def _not_json(error: Exception) -> BadRequest:
+    return BadRequest(f"The body is not valid JSON: {error}.")
+
+
+def _number_out_of_range(body: bytes, kind: Any) -> BadRequest:
+    """Names the field of a number that no float holds, such as 1e999; the strict decoder does
+    not. Python's own reads it as infinity, which every range excludes."""
+    try:
+        msgspec.convert(json.loads(body), kind, strict=True)
+    except msgspec.ValidationError as error:
+        return _bad_field(error)
+    except (ValueError, RecursionError):
+        pass
+    return BadRequest("The body has a number that is out of range.")
 
 
 def _drop_inert(raw: dict[str, Any]) -> bool:
@@ -255,3 +287,22 @@ def _check_continuation(add_generation_prompt: bool, continue_final_message: boo
             "`continue_final_message` needs `add_generation_prompt` to be false.",
             param="continue_final_message",
         )
+
+
+def _check_depth(arguments: dict[str, Any] | None) -> None:
+    """Templates, and what else walks the arguments, recurse into them."""
+    level: list[Any] = [arguments]
+    for _ in range(_MAX_ARGUMENT_DEPTH):
+        level = [item for value in level for item in _items(value)]
+        if not level:
+            return
+    raise BadRequest(
+        f"`chat_template_kwargs` is nested deeper than {_MAX_ARGUMENT_DEPTH} levels.",
+        param="chat_template_kwargs",
+    )
+
+
+def _items(value: object) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []

@@ -16,6 +16,8 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 2048
+MAX_SEQUENCES = 2048
+"""Of one request: its prompts times its choices."""
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_CHARS = 1024
 MAX_BIASED_TOKENS = 1024
@@ -38,7 +40,7 @@ StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 # Templates know roles of their own ("ipython", "context"), so the template judges the name.
-Role = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+Role = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}\Z")]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -189,7 +189,9 @@ class OpenAiRoutes:
     def _check_headers(self, scope: Scope) -> None:
         """Raises for another method than POST and for headers that only a router may send."""
         if scope["method"] != "POST":
-            raise MethodNotAllowed(f"Method {scope['method']} is not allowed here; use POST.")
+            raise MethodNotAllowed(
+                f"Method {scope['method']} is not allowed here; use POST.", allow="POST"
+            )
         for key, value in scope["headers"]:
             if key == _SECRET_HEADER:
                 if not envelopes.secret_matches(self._config.secret, value.decode("latin-1")):

@@ -30,8 +30,9 @@ def create_operations_app(
     app = FastAPI(title="Kvoy engine", version=version("kvoy"))
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
+    read = ["GET", "HEAD"]
 
-    @app.get("/health")
+    @app.api_route("/health", methods=read)
     async def health() -> Response:
         """200 while the step loop is alive, also while the model loads."""
         reason = problem()
@@ -39,25 +40,25 @@ def create_operations_app(
             return _json({"status": "failed", "reason": reason}, 503)
         return _json({"status": readiness.phase.value})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=read)
     async def ready() -> Response:
         """200 once requests may be sent here."""
         state = {"ready": is_ready(), "status": readiness.phase.value}
         return _json(state, 200 if state["ready"] else 503)
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=read)
     async def scrape() -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    @app.get("/version")
+    @app.api_route("/version", methods=read)
     async def show_version() -> Response:
         return _json({"version": version("kvoy"), "engine": "kvoy"})
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=read)
     async def models() -> Response:
         return Response(service().models(), media_type="application/json")
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=read)
     async def model(name: str) -> Response:
         return Response(service().model_card(name), media_type="application/json")
 
@@ -79,7 +80,10 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     """The framework's own errors (no such path, no such method) as OpenAI error objects."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        answer: ApiError = MethodNotAllowed(f"Method {request.method} is not allowed here.")
+        answer: ApiError = MethodNotAllowed(
+            f"Method {request.method} is not allowed here.",
+            allow=(error.headers or {}).get("Allow", ""),
+        )
     else:
         answer = NotFound(f"There is no {request.url.path[:200]} here.")
     return await _answer_api_error(request, answer)

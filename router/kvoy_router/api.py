@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 from fastapi import FastAPI, Query
 from fastapi import Response as FastApiResponse
+from starlette.exceptions import HTTPException
 
 from kvoy_contract.errors import ApiError, BadRequest, MethodNotAllowed, ModelNotFound, NotFound
 from kvoy_contract.names import (
@@ -34,7 +35,7 @@ from kvoy_contract.openai import (
 from kvoy_router.asgi_bridge import AsgiApp, run_asgi
 from kvoy_router.dispatch import Dispatcher
 from kvoy_router.endpoint import Knowledge
-from kvoy_router.http_message import JSON_TYPE, Request, error_headers
+from kvoy_router.http_message import JSON_TYPE, Request
 from kvoy_router.http_response import Response
 from kvoy_router.metrics import Metrics
 from kvoy_router.pool import Pool
@@ -86,10 +87,8 @@ class Api:
         elif request.method == "OPTIONS":
             response.send(204, [(b"allow", methods)])
         elif request.method.encode() not in methods.split(b", "):
-            error = MethodNotAllowed(f"{path} takes {methods.decode()}.")
-            response.send(
-                error.status, [*error_headers(error), (b"allow", methods)], error.to_json()
-            )
+            allowed = methods.decode()
+            raise MethodNotAllowed(f"{path} takes {allowed}.", allow=allowed)
         elif path in self._posts:
             check_headers(request)
             await self._posts[path](request, response)
@@ -226,7 +225,9 @@ def make_admin_app(
 
     @app.exception_handler(405)
     async def not_allowed(request: object, error: Exception) -> FastApiResponse:
-        return _error(MethodNotAllowed("This path does not take that method."))
+        assert isinstance(error, HTTPException)
+        allowed = (error.headers or {}).get("Allow", "")
+        return _error(MethodNotAllowed("This path does not take that method.", allow=allowed))
 
     return app
 
@@ -236,4 +237,6 @@ def _json(value: object) -> FastApiResponse:
 
 
 def _error(error: ApiError) -> FastApiResponse:
-    return FastApiResponse(error.to_json(), error.status, media_type="application/json")
+    return FastApiResponse(
+        error.to_json(), error.status, dict(error.headers()), media_type="application/json"
+    )

@@ -326,3 +326,56 @@ def test_detokenize_takes_token_ids() -> None:
     with pytest.raises(BadRequest) as refused:
         parse_detokenize(b'{"tokens": [-1]}')
     assert refused.value.param == "tokens[0]"
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        (b'"temperature":1e999', "temperature"),
+        (b'"max_tokens":1e999', "max_tokens"),
+        (b'"logit_bias":{"1":-1e999}', "logit_bias"),
+        (b'"chat_template_kwargs":{"a":1e999}', None),
+        (b'"max_tokens":1' + b"0" * 5000, None),
+    ],
+)
+def test_a_number_that_no_float_holds_is_refused_by_name_where_it_has_one(
+    field: bytes, param: str | None
+) -> None:
+    body = chat_body()[:-1] + b"," + field + b"}"
+
+    with pytest.raises(BadRequest) as caught:
+        parse_chat(body)
+
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("depth", [65, 900, 100_000])
+@pytest.mark.parametrize("inert", [b"", b'"user":null,'])
+def test_deep_template_arguments_are_refused(depth: int, inert: bytes) -> None:
+    deep = b'{"a":' * depth + b"1" + b"}" * depth
+    body = chat_body()[:-1] + b"," + inert + b'"chat_template_kwargs":' + deep + b"}"
+
+    with pytest.raises(BadRequest):
+        parse_chat(body)
+
+
+def test_template_arguments_of_a_usual_depth_are_accepted() -> None:
+    request = parse_chat(chat_body(chat_template_kwargs={"a": [{"b": {"c": [1, 2]}}]}))
+
+    assert request.chat_template_kwargs == {"a": [{"b": {"c": [1, 2]}}]}
+
+
+def test_the_choices_of_all_prompts_together_are_bounded() -> None:
+    parse_completion(completion_body(prompt=["a"] * 1024, n=2))
+
+    with pytest.raises(BadRequest) as caught:
+        parse_completion(completion_body(prompt=["a"] * 1025, n=2))
+
+    assert caught.value.param == "n"
+
+
+def test_a_role_ends_where_its_line_ends() -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_chat(chat_body(messages=[{"role": "user\n", "content": "Hi"}]))
+
+    assert caught.value.param == "messages[0].role"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from kvoy_contract.sse import SseParser
@@ -397,3 +398,55 @@ async def test_a_full_queue_answers_429() -> None:
     assert third.status_code == 429
     assert third.headers["retry-after"]
     assert [answer.status_code for answer in answers] == [200, 200]
+
+
+async def answer_to(engine: RunningEngine, data: bytes) -> bytes:
+    """All that the engine says to `data` until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", engine.server.http_port)
+    writer.write(data)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"NONSENSE\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n"
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 100_000,
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"x-many: a\r\n" * 10_000,
+    ],
+    ids=["no HTTP", "two lengths", "long header", "many headers"],
+)
+async def test_what_is_no_sensible_http_gets_an_error_object(
+    engine: RunningEngine, request_: bytes
+) -> None:
+    answer = await answer_to(engine, request_)
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert msgspec.json.decode(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_head_is_measured_anew_for_each_request_of_a_connection(
+    engine: RunningEngine,
+) -> None:
+    async with client_of(engine) as client:
+        for _ in range(5):
+            answer = await client.post("/v1/completions", content=b"x" * 40_000)
+            assert answer.status_code == 400
+            assert (await client.get("/health", headers={"x": "a" * 40_000})).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/version"])
+async def test_what_can_be_read_can_be_asked_for_its_head(engine: RunningEngine, path: str) -> None:
+    async with client_of(engine) as client:
+        head = await client.head(path)
+        wrong = await client.delete(path)
+
+    assert (head.status_code, head.content) == (200, b"")
+    assert wrong.status_code == 405
+    assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD"}
