@@ -1,8 +1,8 @@
 """`kvoy chat`: a conversation with a running endpoint, streamed into the terminal.
 
 After each answer: time to first token, tokens per second, cached prompt tokens, and the engine
-that answered. `/reset` forgets the conversation, `/quit` ends; Ctrl-C cancels an answer, at the
-prompt it ends. Reads questions line by line from a pipe as well.
+that answered. `/reset` forgets the conversation, `/quit` ends, `/help` says so; Ctrl-C cancels an
+answer, at the prompt it ends. Reads questions line by line from a pipe as well.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from kvoy_cli.client import Answer, Endpoint, Message
 from kvoy_cli.errors import CommandError
 from kvoy_contract.names import DEFAULT_ROUTER_PORT
 from kvoy_contract.settings import read_settings, setting
+
+COMMANDS = "/reset forgets, /quit ends, Ctrl-C cancels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     chat = Chat(endpoint, config.model or only_model(endpoint), config)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        print(f"{chat.model} at {endpoint.base_url}; /reset forgets, /quit ends, Ctrl-C cancels")
+        print(f"{chat.model} at {endpoint.base_url}; {COMMANDS}")
     return run(chat, is_terminal)
 
 
@@ -107,6 +109,9 @@ def run(chat: Chat, is_terminal: bool) -> int:
         if question == "/reset":
             chat.reset()
             print("(forgotten)")
+            continue
+        if question in ("/help", "/?"):
+            print(COMMANDS)
             continue
         if not question:
             continue

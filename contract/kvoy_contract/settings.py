@@ -124,6 +124,8 @@ def read_settings(
         description=description,
         config_file_parser_class=configargparse.YAMLConfigFileParser,
         formatter_class=configargparse.HelpFormatter,
+        add_config_file_help=False,
+        epilog="The command line wins over the environment, the environment over the file.",
     )
     add_settings(parser, config_type)
     namespace = parser.parse_args(argv)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import uvloop
 
+from kvoy_contract import logs
 from kvoy_contract.settings import read_settings
 from kvoy_engine.config import EngineConfig
 from kvoy_engine.loading import load_engine
@@ -24,6 +27,7 @@ from kvoy_engine.server import EngineServer, StartFailed
 PROG: Final = "kvoy serve"
 DESCRIPTION: Final = "Serve one model over the OpenAI API, with telemetry for Kvoy routers."
 MAX_OPEN_FILES: Final = 65536
+PROGRESS_LOG_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +35,7 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     config = read_settings(EngineConfig, PROG, DESCRIPTION, argv)
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    logs.configure(config.log_level, config.log_format)
     # Its lines at info repeat ours.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_file_limit()
@@ -49,15 +49,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def serve(config: EngineConfig) -> int:
     """Run one engine; SIGTERM and SIGINT drain it, a second one ends it at once."""
-    server = EngineServer(config, lambda: load_engine(config, log_progress))
+    server = EngineServer(config, lambda: load_engine(config, ProgressLog()))
     event_loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         event_loop.add_signal_handler(number, server.request_drain)
     return await server.run()
 
 
-def log_progress(text: str) -> None:
-    logger.info("loading: %s", text)
+class ProgressLog:
+    """Logs what is loading; of steps that follow each other fast (`weights: layer 7 of 30`), one
+    a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kind = ""
+        self._logged_s = -math.inf
+
+    def __call__(self, text: str) -> None:
+        kind, now_s = text.partition(":")[0], self._clock()
+        if kind == self._kind and now_s < self._logged_s + PROGRESS_LOG_S:
+            return
+        self._kind, self._logged_s = kind, now_s
+        logger.info("loading: %s", text)
 
 
 def raise_open_file_limit() -> None:

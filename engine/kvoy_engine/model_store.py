@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,12 +182,13 @@ def _checked_folder(path: Path) -> Path:
 
 def _from_builtin(model: BuiltinModel, progress: Say, on_fraction: Fraction) -> Path:
     target = models_folder() / model.name
-    identity = _gguf_identity(model.sha256, "float32")
+    identity = f"{_gguf_identity(model.sha256, 'float32')}:{dict(model.sampling)}"
 
     def build(folder: Path) -> None:
         hub.check_space(folder, model.needed_bytes)
         gguf = fetch_gguf(model, folder / "download", progress)
         _convert(gguf, folder, "float32", progress, on_fraction)
+        _add_to_json(folder / "generation_config.json", dict(model.sampling))
         shutil.rmtree(folder / "download")
 
     return prepare(target, model.source, identity, build, progress)
@@ -229,6 +231,11 @@ def _convert(path: Path, folder: Path, dtype: str, progress: Say, on_fraction: F
     needed = sum(tensor.num_bytes for tensor in plan_tensors(file, dtype))
     hub.check_space(folder, needed)
     convert(file, folder, dtype, on_fraction)
+
+
+def _add_to_json(path: Path, values: Mapping[str, float]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8")) | values
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 def _from_hub(

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
@@ -123,8 +124,7 @@ class EngineServer:
             await grpc_server.start()
             self._readiness.on_loaded(self._clock())
             self.started.set()
-            for name, detail in loaded.info.runner.details.items():
-                logger.info("runner %s: %s", name, detail)
+            logger.info("runner", extra=log_fields(loaded.info.runner.details))
             logger.info(
                 "engine serves model=%s url=http://%s:%d telemetry_port=%d",
                 loaded.model.names[0],
@@ -319,6 +319,11 @@ def memory_bytes(runner: RunnerInfo) -> dict[str, int]:
         "kv_block": runner.block_bytes,
         "free_after_loading": runner.free_device_bytes,
     }
+
+
+def log_fields(details: Mapping[str, str]) -> dict[str, str]:
+    """Names for people (`kv cache`) as names of log fields (`kv_cache`)."""
+    return {re.sub(r"\W+", "_", name).strip("_"): detail for name, detail in details.items()}
 
 
 def describe(loaded: LoadedEngine, epoch: bytes, *, has_secret: bool) -> pb.EngineDescription:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from prometheus_client import disable_created_metrics
 
+from kvoy_contract import logs
 from kvoy_contract.settings import read_settings
-from kvoy_router import logs
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from kvoy_contract.logs import FORMATS
 from kvoy_contract.names import DEFAULT_ROUTER_PORT, TELEMETRY_PORT_OFFSET
 from kvoy_contract.settings import setting
 from kvoy_router.http_client import ClientLimits
@@ -123,7 +124,7 @@ class RouterConfig:
     log_level: str = setting(
         "info", help="least level to log", choices=("debug", "info", "warning", "error")
     )
-    log_format: str = setting("text", help="one line per event", choices=("text", "json"))
+    log_format: str = setting("text", help="one line per event", choices=FORMATS)
 
     def __post_init__(self) -> None:
         if not self.engine and self.engines_file is None:

@@ -83,6 +83,8 @@ class TelemetryClient:
         self._is_in_sync = False
         self.error: str | None = None
         """Why there is no stream now."""
+        self._is_unreachable = False
+        """Whether that is because nobody answers."""
 
     async def run(self) -> None:
         """Never returns; cancel it."""
@@ -92,7 +94,7 @@ class TelemetryClient:
             try:
                 await self._follow()
             except (StreamBroken, grpc.RpcError, TimeoutError, ValueError) as error:
-                self._report_loss(_describe_error(error))
+                self._report_loss(_describe_error(error), is_unreachable=_is_unreachable(error))
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -102,9 +104,17 @@ class TelemetryClient:
             pause_s = _FIRST_PAUSE_S if self._is_in_sync else min(pause_s * 2, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
-    def _report_loss(self, reason: str) -> None:
-        if self._is_in_sync or self.error is None:
-            log.warning("telemetry lost", extra={"engine": self._endpoint_id, "reason": reason})
+    def _report_loss(self, reason: str, *, is_unreachable: bool = False) -> None:
+        fields = {"engine": self._endpoint_id, "reason": reason}
+        if self._is_in_sync:
+            log.warning("telemetry lost", extra=fields)
+        elif not is_unreachable and (self.error is None or self._is_unreachable):
+            # An engine that is there and cannot be watched: it stays so until somebody acts.
+            log.warning("telemetry fails", extra=fields)
+        elif self.error is None:
+            # Usual while a stack starts.
+            log.info("telemetry not reachable yet", extra=fields)
+        self._is_unreachable = is_unreachable
         self.error = reason
         self._pool.on_lost(self._endpoint_id, self._now_s())
 
@@ -267,6 +277,13 @@ def read_load(message: pb.LoadReport) -> LoadView:
         uptime_s=message.uptime_s,
         generated_tokens=message.generated_tokens,
         last_step_age_s=message.last_step_age_s,
+    )
+
+
+def _is_unreachable(error: Exception) -> bool:
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
     )
 
 

@@ -29,6 +29,15 @@ def test_a_conversation_grows_and_reset_forgets_it(
     assert "engine 127.0.0.1:8101]" in shown
 
 
+def test_help_is_shown_and_not_sent(
+    endpoint: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(monkeypatch, endpoint.url, "/help\n")
+
+    assert endpoint.bodies == []
+    assert "/reset" in capsys.readouterr().out
+
+
 def test_options_reach_the_request(endpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--system", "be brief", "--temperature", "0", "--max-tokens", "7", "--api-key", "k"]
 

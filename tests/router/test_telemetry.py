@@ -153,7 +153,9 @@ async def test_a_fleet_with_one_tokenizer_hands_it_over_once(start_engine: Start
     assert sum(engine.num_tokenizer_calls for engine in engines) == 1
 
 
-async def test_a_wrong_secret_leaves_the_engine_unknown(start_engine: StartEngine) -> None:
+async def test_a_wrong_secret_leaves_the_engine_unknown(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = await start_engine(secret="another")
 
     async with running_router([engine], wait=False) as router:
@@ -161,6 +163,21 @@ async def test_a_wrong_secret_leaves_the_engine_unknown(start_engine: StartEngin
         await eventually(lambda: knowledge(router, engine) is Knowledge.LOST)
 
         assert router.pool.models() == []
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.getMessage() == "telemetry fails"
+
+
+async def test_an_engine_that_is_not_up_yet_is_no_warning(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await start_engine()
+    await engine.stop_telemetry()
+
+    with caplog.at_level("INFO"):
+        async with running_router([engine], wait=False):
+            await eventually(lambda: "telemetry not reachable yet" in caplog.messages)
+
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 async def test_two_routers_watch_one_engine_apart(start_engine: StartEngine) -> None:

@@ -1,12 +1,13 @@
 """Compiles `kernels.cpp` at first use and loads it; the result is kept in a cache folder.
 
 The file name holds a digest of the source, the compiler and the CPU, so a change of any of them
-compiles anew, and two processes that compile at once both end with a whole file.
+compiles anew. Of processes that start at once one compiles, under a lock, and the others wait.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import shutil
@@ -40,7 +41,15 @@ def load_kernels(cache_dir: Path | None = None) -> ctypes.CDLL:
     openmp = _openmp_library()
     path = (cache_dir or default_cache_dir()) / f"{_digest(compiler, openmp)}.so"
     if not path.is_file():
-        _compile(compiler, openmp, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.with_suffix(".lock").open("w") as lock:
+                # The kernel frees it when the process ends, however it ends.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not path.is_file():
+                    _compile(compiler, openmp, path)
+        except OSError as error:
+            raise KernelsUnavailable(f"the kernels cannot be stored: {error}") from error
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -77,18 +86,14 @@ def _digest(compiler: str, openmp: Path | None) -> str:
 
 
 def _compile(compiler: str, openmp: Path | None, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            object_file, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-            has_openmp = openmp is not None or sys.platform == "linux"
-            compile_flags = [*_FLAGS, *(["-fopenmp"] if has_openmp else [])]
-            _checked([compiler, *compile_flags, "-c", str(_SOURCE), "-o", str(object_file)])
-            link_flags = [str(openmp)] if openmp else (["-fopenmp"] if has_openmp else [])
-            _checked([compiler, "-shared", str(object_file), "-o", str(library), *link_flags])
-            library.replace(path)
-    except OSError as error:
-        raise KernelsUnavailable(f"the kernels cannot be stored: {error}") from error
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        object_file, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        has_openmp = openmp is not None or sys.platform == "linux"
+        compile_flags = [*_FLAGS, *(["-fopenmp"] if has_openmp else [])]
+        _checked([compiler, *compile_flags, "-c", str(_SOURCE), "-o", str(object_file)])
+        link_flags = [str(openmp)] if openmp else (["-fopenmp"] if has_openmp else [])
+        _checked([compiler, "-shared", str(object_file), "-o", str(library), *link_flags])
+        library.replace(path)
 
 
 def _checked(command: list[str]) -> None:

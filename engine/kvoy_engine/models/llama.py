@@ -94,7 +94,7 @@ def load_decoder(
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
-        progress(f"loading weights: layer {index + 1} of {config.num_layers}")
+        progress(f"weights: layer {index + 1} of {config.num_layers}")
     head = loader.head(embedding)
     final_norm = loader.norm("model.norm.weight")
     files.check_all_taken()

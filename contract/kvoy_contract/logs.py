@@ -1,4 +1,4 @@
-"""How the router's log lines look: a fixed event text, then the record's own fields."""
+"""How log lines look in every component: a fixed event text, then the record's own fields."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import re
 import sys
 import time
+
+FORMATS = ("text", "json")
 
 _PLAIN = re.compile(r'[^\s"=\x00-\x1f]+')
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -18,10 +20,10 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 class TextFormatter(logging.Formatter):
-    """`time level event key=value ...`"""
+    """`date time level event key=value ...`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         line = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower()} {record.getMessage()}"
         for key, value in fields_of(record).items():
             line += f" {key}={_text(value)}"
@@ -50,7 +52,7 @@ def _text(value: object) -> str:
 
 
 def configure(level: str, style: str) -> None:
-    """Send all records to standard error."""
+    """Send all records to standard error; `style` is one of FORMATS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from kvoy_router.logs import JsonFormatter, TextFormatter
+from kvoy_contract.logs import JsonFormatter, TextFormatter
 
 
 def record(**fields: object) -> logging.LogRecord:
