@@ -153,12 +153,15 @@ async def _short_requests(route: _Route, sizes: Sizes, repeat: int) -> Latency:
     ]
     request = chat(MODEL, messages, 8, stream=False)
     offsets = poisson_offsets(sizes.rate, sizes.latency_s, seed=repeat)
+    before_s = 0.0 if route.pid is None else cpu_seconds(route.pid)
     load = await run_open_loop(
         route.client, iter([request] * len(offsets)), offsets, sizes.latency_s, drain_s=1.0
     )
+    used_s = 0.0 if route.pid is None else cpu_seconds(route.pid) - before_s
     _check(load)
     return Latency(
         times_ms=tuple(1000 * (outcome.end_s - outcome.sent_s) for outcome in load.outcomes),
+        cpu_us=1e6 * used_s / len(load.outcomes),
         generator_cpu_share=load.generator_cpu_share,
     )
 

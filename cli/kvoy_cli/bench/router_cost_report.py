@@ -40,6 +40,8 @@ class ChunkCost:
 @dataclass(frozen=True, slots=True)
 class Latency:
     times_ms: tuple[float, ...]
+    cpu_us: float
+    """Of the process in the middle, per request."""
     generator_cpu_share: float
 
     def percentile(self, q: float) -> float:
@@ -146,10 +148,11 @@ def _latency_table(latencies: dict[str, list[Latency]]) -> Table:
             median(latency.percentile(99) for latency in runs),
             Spread.of(added_ms(latencies, name, 50)).text(),
             Spread.of(added_ms(latencies, name, 99)).text(),
+            median(latency.cpu_us for latency in runs),
         )
         for name, runs in latencies.items()
     )
-    columns = ("route", "p50 ms", "p99 ms", "added p50 ms", "added p99 ms")
+    columns = ("route", "p50 ms", "p99 ms", "added p50 ms", "added p99 ms", "CPU µs per request")
     return Table("Short requests, not streamed: median (least–greatest)", columns, rows)
 
 
