@@ -167,7 +167,7 @@ def start(stack: Stack, children: Children, report: Reporter) -> None:
         waits.append(
             _Wait(child, config.reachable_host, config.port, new_task("the router is starting"))
         )
-        _wait_until_ready(waits, children, time.monotonic() + config.ready_timeout)
+        _wait_until_ready(waits, children, time.monotonic() + config.ready_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

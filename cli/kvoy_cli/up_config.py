@@ -89,7 +89,7 @@ class UpConfig:
         help="asked once, to show that the stack answers",
     )
     ask: bool = setting(True, help="ask that question at all")
-    ready_timeout: float = setting(
+    ready_timeout_s: float = setting(
         600.0, help="seconds that the stack may take to become ready, once the model is there"
     )
 
@@ -103,7 +103,7 @@ class UpConfig:
         ):
             if not (port >= 1 and last <= 65_535):
                 raise ValueError(f"--{name} must leave all ports in 1..65535, not {port}")
-        for name in ("num_threads", "max_model_len", "ready_timeout"):
+        for name in ("num_threads", "max_model_len", "ready_timeout_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"--{name.replace('_', '-')} must be above 0, not {value}")

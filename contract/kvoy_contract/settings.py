@@ -8,10 +8,11 @@ error. Reading happens once, in a composition root; nothing else looks at the en
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import configargparse
 
@@ -112,14 +113,22 @@ def from_namespace(config_type: type[T], namespace: Any) -> T:
     return config_type(**values)
 
 
+class _Parser(configargparse.ArgumentParser):  # type: ignore[misc] # has no types
+    """Says what is wrong in one line: the usage of a component is a page."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(2)
+
+
 def read_settings(
     config_type: type[T], prog: str, description: str, argv: Sequence[str] | None
 ) -> T:
-    """Parse `argv`, the environment and the configuration file; exits 2 with usage on a bad value.
+    """Parse `argv`, the environment and the configuration file; exits 2 with a line on a bad value.
 
     A `ValueError` from the dataclass' own validation is reported the same way.
     """
-    parser = configargparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         description=description,
         config_file_parser_class=configargparse.YAMLConfigFileParser,
@@ -133,4 +142,3 @@ def read_settings(
         return from_namespace(config_type, namespace)
     except ValueError as error:
         parser.error(str(error))
-        raise AssertionError("argparse's error() does not return") from error

@@ -76,9 +76,9 @@ class EngineConfig:
     expect_router: bool = setting(
         False,
         help="ready only once every connected router knows this engine, or after "
-        "--router-wait seconds",
+        "--router-wait-s seconds",
     )
-    router_wait: float = setting(
+    router_wait_s: float = setting(
         30.0, help="seconds after loading that readiness waits for routers at most"
     )
 
@@ -161,14 +161,14 @@ class EngineConfig:
     max_body_bytes: ByteSize = setting(  # noqa: RUF009 (makes a field)
         _DEFAULT_MAX_BODY, metavar="BYTES", help="larger request bodies get status 413"
     )
-    request_read_timeout: float = setting(
+    request_read_timeout_s: float = setting(
         60.0, help="seconds in which a client must have sent its whole request"
     )
-    keep_alive_timeout: float = setting(75.0, help="seconds that an idle connection stays open")
-    drain_timeout: float = setting(
+    keep_alive_s: float = setting(75.0, help="seconds that an idle connection stays open")
+    drain_timeout_s: float = setting(
         120.0, help="seconds that running requests may take to finish after SIGTERM"
     )
-    stall_timeout: float = setting(
+    stall_timeout_s: float = setting(
         10.0,
         help="seconds without progress after which the step loop counts as stuck; grows to five "
         "times what a full step is expected to take",
@@ -252,14 +252,14 @@ _POSITIVE: Final = (
     "num_gpu_blocks_override",
     "sim_prefill_tokens_per_s",
     "max_body_bytes",
-    "request_read_timeout",
-    "keep_alive_timeout",
-    "stall_timeout",
+    "request_read_timeout_s",
+    "keep_alive_s",
+    "stall_timeout_s",
 )
 _NOT_NEGATIVE: Final = (
-    "router_wait",
+    "router_wait_s",
     "sim_base_s",
     "sim_context_token_s",
     "sim_row_s",
-    "drain_timeout",
+    "drain_timeout_s",
 )

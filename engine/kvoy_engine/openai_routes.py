@@ -202,7 +202,7 @@ class OpenAiRoutes:
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         config = self._config
         return await asgi.read_body(
-            scope, receive, config.max_body_bytes, config.request_read_timeout
+            scope, receive, config.max_body_bytes, config.request_read_timeout_s
         )
 
     def _open_envelope(self, exchange: _Exchange, body: bytes) -> bytes:

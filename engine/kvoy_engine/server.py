@@ -79,7 +79,7 @@ class EngineServer:
         self._clock = clock
         self._started_s = clock()
         self._epoch = os.urandom(16)
-        self._readiness = Readiness(config.expect_router, config.router_wait)
+        self._readiness = Readiness(config.expect_router, config.router_wait_s)
         self._hub = WatchHub(self._readiness, clock)
         self._metrics = EngineMetrics(self._read_gauges)
         self._routes = OpenAiRoutes(config, self._readiness, self._metrics, clock)
@@ -153,7 +153,7 @@ class EngineServer:
             raise StartFailed(str(error)) from error
 
     def _attach(self, loaded: LoadedEngine) -> CoreLink:
-        watch = CoreWatch(self._config.stall_timeout, loaded.info.max_num_batched_tokens)
+        watch = CoreWatch(self._config.stall_timeout_s, loaded.info.max_num_batched_tokens)
         link = CoreLink(loaded.client, watch, (self._hub, self._metrics), self._clock)
         loaded.client.start(link)
         self._memory = memory_bytes(loaded.info.runner)
@@ -181,7 +181,7 @@ class EngineServer:
         self._readiness.on_drain()
         self._hub.announce()
         logger.info("engine drains open_requests=%d", self._routes.num_open)
-        await first_event(self._routes.idle, self._stop, timeout_s=self._config.drain_timeout)
+        await first_event(self._routes.idle, self._stop, timeout_s=self._config.drain_timeout_s)
         if self._routes.num_open:
             logger.warning("engine ends with open requests count=%d", self._routes.num_open)
             link.fail_all(Unavailable("This engine shuts down.", retry_after_s=RETRY_AFTER_S))
@@ -211,7 +211,7 @@ class EngineServer:
         )
         config = uvicorn.Config(
             self._app,
-            http=protocol_with_deadline(self._config.request_read_timeout),
+            http=protocol_with_deadline(self._config.request_read_timeout_s),
             interface="asgi3",
             proxy_headers=False,
             ws="none",
@@ -222,7 +222,7 @@ class EngineServer:
             server_header=False,
             date_header=False,
             backlog=BACKLOG,
-            timeout_keep_alive=int(self._config.keep_alive_timeout),
+            timeout_keep_alive=int(self._config.keep_alive_s),
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
         return _QuietServer(config)
@@ -230,9 +230,7 @@ class EngineServer:
     @contextlib.contextmanager
     def _listen(self) -> Iterator[socket.socket]:
         host, port = self._config.host, self._config.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with self._socket() as listener:
             try:
                 listener.bind((host, port))
                 listener.listen(BACKLOG)
@@ -241,11 +239,23 @@ class EngineServer:
             self.http_port = listener.getsockname()[1]
             yield listener
 
+    def _socket(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._config.host else socket.AF_INET
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return made
+
     def _bind_grpc(self, server: grpc.aio.Server) -> int:
         port = self._config.grpc_port(self.http_port)
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         try:
+            # gRPC reports a failure on standard error before it raises; asked first, we say it.
+            with self._socket() as probe:
+                probe.bind((self._config.host, port))
             bound: int = server.add_insecure_port(f"{host}:{port}")
+        except OSError as error:
+            reason = error.strerror
+            raise StartFailed(f"cannot listen on {host}:{port} (telemetry): {reason}") from None
         except RuntimeError:
             raise StartFailed(f"cannot listen on {host}:{port} (telemetry): in use") from None
         return bound

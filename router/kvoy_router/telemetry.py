@@ -211,10 +211,10 @@ class TelemetryClient:
         return False
 
     def _note_sync(self) -> None:
+        if not self._is_in_sync:
+            log.info("telemetry in sync", extra={"engine": self._endpoint_id})
         self._is_in_sync = True
-        if self.error is not None:
-            log.info("telemetry back", extra={"engine": self._endpoint_id})
-            self.error = None
+        self.error = None
 
 
 def read_description(message: pb.EngineDescription) -> EngineInfo:

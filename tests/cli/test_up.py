@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kvoy_contract.testing_ports import free_port
+
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 90.0
@@ -27,26 +29,11 @@ def wait_for(condition: Callable[[], object], what: Callable[[], str]) -> None:
         time.sleep(0.05)
 
 
-def free_base_port() -> int:
-    """A port whose two successors, and the three 1000 above, are free as well."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            base: int = probe.getsockname()[1]
-        if base > 60_000:
-            continue
-        try:
-            for offset in (0, 1, 2, 1000, 1001, 1002):
-                socket.create_server(("127.0.0.1", base + offset)).close()
-        except OSError:
-            continue
-        return base
-
-
 class Up:
     """One `kvoy up --runner sim` and what it printed."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.base = free_base_port()
+        self.base = free_port((0, 1, 2, 1000, 1001, 1002))
         self._output = folder / "output"
         ports = ["--port", str(self.base + 2), "--engine-port", str(self.base)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVOY_")}

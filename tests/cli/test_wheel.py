@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+
+from kvoy_contract.testing_ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def test_the_router_s_extra_brings_no_torch(uv: str, wheel: Path, tmp_path: Path
 
 def test_the_stack_runs_from_the_wheel(uv: str, wheel: Path, tmp_path: Path) -> None:
     bin_folder = install(uv, wheel, "sim,router,cli", tmp_path / "venv")
-    base = free_base_port()
+    base = free_port((0, 1, 1000))
     output = tmp_path / "output"
     with output.open("wb") as file:
         up = subprocess.Popen(
@@ -102,16 +103,3 @@ def test_the_stack_runs_from_the_wheel(uv: str, wheel: Path, tmp_path: Path) -> 
     assert refused.returncode == 1
     assert "torch" in refused.stderr
     assert "pip install 'kvoy[" in refused.stderr
-
-
-def free_base_port() -> int:
-    """A port whose successor, and the two 1000 above, are free as well."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            base: int = probe.getsockname()[1]
-        try:
-            for port in (base, base + 1, base + 1000):
-                socket.create_server(("127.0.0.1", port)).close()
-        except (OSError, OverflowError):
-            continue
-        return base

@@ -70,7 +70,9 @@ def test_a_wrong_value_ends_with_its_name(
         read(*argv)
 
     assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert line.endswith("; see example --help")
 
 
 def test_an_unknown_key_of_the_file_is_an_error(

@@ -38,7 +38,7 @@ def test_the_flags_have_vllms_names() -> None:
         (["model", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
         (["model", "--port", "65000"], "--telemetry-port"),
         (["model", "--kv-cache-memory-bytes", "much"], "--kv-cache-memory-bytes"),
-        (["model", "--drain-timeout", "-1"], "--drain-timeout"),
+        (["model", "--drain-timeout-s", "-1"], "--drain-timeout-s"),
         (["model", "--no-such-flag"], "--no-such-flag"),
         ([], "MODEL"),
     ],

@@ -252,7 +252,7 @@ async def test_hostile_json_is_a_400(engine: RunningEngine, body: bytes) -> None
 
 
 async def test_a_slow_sender_is_cut_off() -> None:
-    config = sim_config(request_read_timeout=0.3)
+    config = sim_config(request_read_timeout_s=0.3)
     async with running_engine(config) as engine:
         reader, writer = await asyncio.open_connection("127.0.0.1", engine.server.http_port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
@@ -265,7 +265,7 @@ async def test_a_slow_sender_is_cut_off() -> None:
 
 @pytest.mark.slow
 async def test_a_silent_connection_is_closed() -> None:
-    config = sim_config(request_read_timeout=0.1)
+    config = sim_config(request_read_timeout_s=0.1)
     async with running_engine(config) as engine:
         silent, first = await asyncio.open_connection("127.0.0.1", engine.server.http_port)
         partial, second = await asyncio.open_connection("127.0.0.1", engine.server.http_port)
@@ -313,7 +313,7 @@ async def test_a_stuck_step_turns_health_red_and_ends_its_requests() -> None:
             release.wait(DEADLINE_S)
         return None
 
-    config = sim_config(stall_timeout=0.3, sim_prefill_tokens_per_s=1e6)
+    config = sim_config(stall_timeout_s=0.3, sim_prefill_tokens_per_s=1e6)
     async with (
         running_engine(config, runner=hooked(stick, sim_prefill_tokens_per_s=1e6)) as engine,
         client_of(engine) as client,

@@ -23,7 +23,7 @@ TEXT = Path(__file__).parents[2] / "LICENSE"
 def model_dir() -> Path:
     """The built-in model; `KVOY_TEST_MODEL` names another folder or reference."""
     try:
-        reference = os.environ.get("KVOY_TEST_MODEL", "smollm2")
+        reference = os.environ.get("KVOY_TEST_MODEL", "smollm2-135m-instruct")
         return model_store.resolve(reference, lambda _: None)
     except ModelSourceError as error:
         pytest.skip(f"the real model cannot be had: {error}")

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from kvoy_contract.testing import FakeEngine, Script
+from kvoy_contract.testing_ports import free_port
 from kvoy_router.testing import SECRET, eventually, flag_of
 
 pytestmark = pytest.mark.slow
@@ -22,13 +23,6 @@ StartEngine = Callable[..., Awaitable[FakeEngine]]
 StartRouter = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
 STREAM = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture
