@@ -110,3 +110,39 @@ async def test_texts_are_the_same_when_sequences_are_preempted(folder: Path) -> 
         assert_same(answer, expected)
         assert answer["usage"]["completion_tokens"] == 60
         assert len(answer["choices"][0]["logprobs"]["tokens"]) == 60
+
+
+PENALISED: tuple[dict[str, Any], ...] = (
+    {"repetition_penalty": 2.0},
+    {"top_k": 1, "seed": 99, "temperature": 1.0},
+    {"frequency_penalty": 2.0, "presence_penalty": 2.0},
+    {},
+    {"logit_bias": {"65": 8.0, "66": -100}},
+    {"min_tokens": 20, "stop_token_ids": [70, 71, 72]},
+    {"temperature": 1.0, "seed": 5, "top_p": 0.8, "min_p": 0.01},
+)
+
+
+async def test_sampling_of_a_request_knows_nothing_of_its_neighbours(folder: Path) -> None:
+    prompt = [60 + i % 7 for i in range(20)]
+    asks = [{"prompt": prompt, "max_tokens": 40, "logprobs": 0} | own for own in PENALISED]
+    # This one ends early, so that the rows behind it move.
+    asks.append({"prompt": prompt[:9], "max_tokens": 3, "logprobs": 0})
+    orders = [
+        list(range(8)),
+        list(reversed(range(8))),
+        [7, 0, 2, 4, 6, 1, 3, 5],
+        [3, 1, 7, 5, 0, 6, 4, 2],
+    ]
+
+    async with client_of(folder, num_blocks=256) as client:
+        alone = [await complete(client, folder, **ask) for ask in asks]
+        for order in orders:
+            answers = await asyncio.gather(*(complete(client, folder, **asks[i]) for i in order))
+            for i, answer in zip(order, answers, strict=True):
+                assert_same(answer, alone[i])
+
+    # The settings do have an effect: with none at all, every text would be equal, too.
+    plain = alone[3]["choices"][0]["logprobs"]["tokens"]
+    assert alone[1]["choices"][0]["logprobs"]["tokens"] == plain
+    assert all(alone[i]["choices"][0]["logprobs"]["tokens"] != plain for i in (0, 2, 4, 6))
