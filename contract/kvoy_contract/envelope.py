@@ -58,11 +58,14 @@ def decode(data: bytes) -> tuple[Envelope, bytes]:
     if len(data) < end or end == 4:
         raise BadRequest("The internal envelope is cut short.")
     try:
-        return _decoder.decode(data[4:end]), data[end:]
+        envelope = _decoder.decode(data[4:end])
     except msgspec.ValidationError as error:
         raise BadRequest(f"The internal envelope is malformed: {error}") from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"The internal envelope is not MessagePack: {error}") from None
+    if len(envelope.token_ids) % 4:
+        raise BadRequest("The internal envelope is malformed: its token ids are cut short.")
+    return envelope, data[end:]
 
 
 def secret_matches(expected: str | None, shown: str | None) -> bool:

@@ -50,7 +50,7 @@ _SECRET_HEADER: Final = names.SECRET_HEADER.encode()
 _KVOY_PREFIX: Final = names.KVOY_HEADER_PREFIX.encode()
 _CACHED_TOKENS_HEADER: Final = names.CACHED_TOKENS_HEADER.encode()
 _REQUEST_ID_HEADER: Final = names.REQUEST_ID_HEADER.encode()
-_MAX_REQUEST_ID_CHARS: Final = 128
+_MAX_REQUEST_ID_CHARS: Final = 256
 _ID_PREFIX: Final = {Endpoint.CHAT: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-"}
 
 
@@ -212,7 +212,7 @@ class OpenAiRoutes:
         if asgi.header(exchange.scope, _SECRET_HEADER) is None:
             raise Forbidden(f"{names.ENVELOPE_CONTENT_TYPE} needs `{names.SECRET_HEADER}`.")
         exchange.envelope, body = envelopes.decode(body)
-        if exchange.envelope.request_id:
+        if _is_request_id(exchange.envelope.request_id):
             exchange.request_id = exchange.envelope.request_id
         return body
 
@@ -347,8 +347,11 @@ def outcome_of(error: ApiError) -> Outcome:
 def _request_id(scope: Scope) -> str:
     """The client's own id where it sent a usable one."""
     given = asgi.header(scope, _REQUEST_ID_HEADER)
-    if given is not None and given.isascii():
-        text = given.decode()
-        if text.isprintable() and 0 < len(text) <= _MAX_REQUEST_ID_CHARS:
-            return text
+    if given is not None and _is_request_id(text := given.decode("latin-1")):
+        return text
     return uuid.uuid4().hex
+
+
+def _is_request_id(text: str) -> bool:
+    """Whether it can stand in a header and in a log line."""
+    return text.isascii() and text.isprintable() and 0 < len(text) <= _MAX_REQUEST_ID_CHARS

@@ -55,6 +55,7 @@ def test_a_field_of_a_later_version_is_passed_over() -> None:
         b"\x01\x00\x00\x00\xc1",
         b"\x02\x00\x00\x00\x80\x80",
         encode(FULL, b"")[:-1],
+        encode(Envelope(router_id="r", number=1, token_ids=b"abc"), b"{}"),
     ],
 )
 def test_a_broken_envelope_is_refused(data: bytes) -> None:

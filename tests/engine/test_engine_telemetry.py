@@ -298,3 +298,24 @@ async def test_a_first_message_that_is_no_hello_is_refused(engine: RunningEngine
             await call.read()
 
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("request_id", "is_taken"),
+    [("req-1.abc", True), ("x" * 137, True), ("a\r\nb: c", False), ("é", False), ("", False)],
+)
+async def test_a_routers_request_id_is_used_where_a_header_can_hold_it(
+    engine: RunningEngine, request_id: str, is_taken: bool
+) -> None:
+    answer = await post_envelope(engine, 1, BODY, request_id=request_id)
+
+    assert answer.status_code == 200
+    assert (answer.headers["x-request-id"] == request_id) == is_taken
+
+
+async def test_token_ids_that_are_cut_short_are_a_bad_request(engine: RunningEngine) -> None:
+    digest = byte_tokenizer_files().digest
+
+    answer = await post_envelope(engine, 1, BODY, token_ids=b"abc", tokenizer_digest=digest)
+
+    assert answer.status_code == 400
