@@ -20,6 +20,9 @@ from kvoy_engine.randomness import uniform
 
 NOT_FINITE = "the model's output for this sequence is not finite"
 NOTHING_ALLOWED = "every token is banned for this sequence"
+LEAST_TEMPERATURE = 1e-6
+"""Below it the most likely token is certain; float32 would lose the quotient, and then the
+temperature itself."""
 
 
 class Greedy(Protocol):
@@ -52,10 +55,14 @@ def sample(
     for i in edited:
         value, index = logits[i].max(dim=-1)
         token_ids[i] = int(index)
-        if value == -math.inf:
-            errors[i] = NOTHING_ALLOWED
+        if not math.isfinite(value):
+            errors[i] = NOTHING_ALLOWED if value == -math.inf else NOT_FINITE
 
-    drawn = [i for i, row in enumerate(rows) if errors[i] is None and row.params.temperature > 0.0]
+    drawn = [
+        i
+        for i, row in enumerate(rows)
+        if errors[i] is None and row.params.temperature >= LEAST_TEMPERATURE
+    ]
     if drawn:
         subset = logits if len(drawn) == len(rows) else logits[drawn]
         for i, token_id in zip(drawn, _draw(subset, [rows[i] for i in drawn]), strict=True):
@@ -138,10 +145,10 @@ def _nucleus_limit(kept: torch.Tensor, top_p: float) -> torch.Tensor:
     """The least scaled logit of the smallest set of best tokens that has `top_p` of the mass."""
     weights = kept.exp()
     total = weights.sum(dtype=torch.float64)
-    # Tokens this unlikely have together less than 1 - top_p: none is in the set, none need be
-    # sorted.
+    # Tokens below it have together less than 1 - top_p: none is in the set, none need be sorted.
+    # The best one always stays: no mean is greater.
     negligible = (1.0 - top_p) * total / len(kept)
-    candidates = kept[weights > negligible] if top_p > 0.0 else kept.amax().unsqueeze(0)
+    candidates = kept[weights >= negligible]
     ordered = candidates.sort(descending=True).values
     mass = ordered.exp().cumsum(0, dtype=torch.float64)
     last = torch.searchsorted(mass, top_p * total).clamp_(max=len(ordered) - 1)

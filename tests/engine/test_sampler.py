@@ -177,13 +177,48 @@ def test_the_random_number_is_a_golden_function_of_seed_choice_and_position() ->
     assert all(0.0 <= number < 1.0 for number in numbers)
 
 
-def test_an_extremely_low_temperature_is_greedy() -> None:
+@pytest.mark.parametrize("temperature", [1e-5, 1e-9, 1e-30, 1e-45, 1e-300, 5e-324])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_an_extremely_low_temperature_is_greedy(temperature: float, top_p: float) -> None:
     logits = torch.randn(8, VOCAB_SIZE) * 50
-    rows = [row(SamplingParams(max_tokens=5, temperature=1e-30, seed=i)) for i in range(8)]
+    rows = [
+        row(SamplingParams(max_tokens=5, temperature=temperature, top_p=top_p, seed=i))
+        for i in range(8)
+    ]
 
     outputs = sample(logits.clone(), rows)
 
     assert [output.token_id for output in outputs] == logits.argmax(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-300, 1e-17, 1e-9, 0.5, 1.0 - 1e-16])
+@pytest.mark.parametrize("top_k", [0, 1, 2, VOCAB_SIZE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_filters_at_their_ends_leave_the_best_token(
+    top_p: float, top_k: int, dtype: torch.dtype
+) -> None:
+    uniform_row, peaked = torch.zeros(VOCAB_SIZE), torch.randn(VOCAB_SIZE) * 50
+    logits = torch.stack([uniform_row, peaked]).to(dtype)
+    params = SamplingParams(
+        max_tokens=5, temperature=1.0, top_p=top_p, top_k=top_k, min_p=1.0, seed=7
+    )
+
+    outputs = sample(logits.clone(), [row(params), row(params)])
+
+    assert outputs[0].token_id is not None
+    assert outputs[1].token_id == int(peaked.argmax())
+
+
+def test_an_edit_that_leaves_no_finite_number_fails_its_row_alone() -> None:
+    logits = torch.ones(2, VOCAB_SIZE)
+    logits[0, 3] = torch.finfo(torch.float32).max
+    penalised = SamplingParams(max_tokens=5, temperature=1.0, repetition_penalty=0.01)
+    plain = SamplingParams(max_tokens=5, temperature=1.0)
+
+    broken, whole = sample(logits, [row(penalised, prompt=(3,)), row(plain)])
+
+    assert broken.error == NOT_FINITE
+    assert whole.token_id is not None
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
