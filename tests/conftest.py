@@ -1,6 +1,21 @@
 """Settings of all tests: property tests never fail because a machine is slow."""
 
+from __future__ import annotations
+
+import functools
+import ssl
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("kvoy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvoy")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_loaded_once() -> Iterator[None]:
+    """Each HTTP client loads them all, a tenth of a second for nothing: tests stay on loopback."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield

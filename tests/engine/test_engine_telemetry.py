@@ -163,6 +163,7 @@ async def test_a_router_knows_exactly_the_blocks_that_an_engine_holds(
     assert len(hashes) == 4
 
 
+@pytest.mark.slow
 async def test_every_stream_has_a_heartbeat(engine: RunningEngine) -> None:
     async with router(engine, secret=SECRET) as stream:
         await stream.read_until(lambda: stream.num_snapshots)

@@ -200,6 +200,7 @@ def test_a_computed_prompt_stays_assumed_for_the_time_that_telemetry_may_take() 
     assert fleet.pool.pick(fleet.request(hashes), fleet.now_s + 5).cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_the_index_stays_bounded_under_unique_prompts_and_engine_churn() -> None:
     random = Random(1)
     fleet = Fleet(4, config=PoolConfig(max_index_entries=6_400))

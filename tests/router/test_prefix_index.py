@@ -131,6 +131,7 @@ def test_the_number_of_entries_is_bounded_and_a_hot_prefix_survives() -> None:
     index.check_integrity()
 
 
+@pytest.mark.slow
 def test_an_entry_costs_less_than_200_bytes_and_a_further_holder_less_than_16() -> None:
     num_entries = 40_000
     keys = chain(1, num_entries)
