@@ -68,6 +68,14 @@ def decode(data: bytes) -> tuple[Envelope, bytes]:
     return envelope, data[end:]
 
 
+def check_secret(secret: str | None) -> None:
+    """Raises ValueError for a secret that no header can carry, as one with a line end."""
+    if secret and not (secret.isascii() and secret.isprintable() and " " not in secret):
+        raise ValueError(
+            "the secret travels in headers: it must be ASCII, without spaces and line ends"
+        )
+
+
 def secret_matches(expected: str | None, shown: str | None) -> bool:
     """Whether `shown` is the per-service secret; never true where none is configured."""
     if not expected or shown is None:

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from kvoy_contract.envelope import check_secret
 from kvoy_contract.logs import FORMATS
 from kvoy_contract.names import DEFAULT_ENGINE_PORT, TELEMETRY_PORT_OFFSET
 from kvoy_contract.settings import setting
@@ -182,6 +183,10 @@ class EngineConfig:
         self._check_served_model()
         self._check_ports()
         self._check_blocks()
+        try:
+            check_secret(self.secret)
+        except ValueError as error:
+            raise ValueError(f"--secret: {error}") from None
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from kvoy_contract.envelope import check_secret
 from kvoy_contract.logs import FORMATS
 from kvoy_contract.names import DEFAULT_ROUTER_PORT, TELEMETRY_PORT_OFFSET
 from kvoy_contract.settings import setting
@@ -134,6 +135,10 @@ class RouterConfig:
                 EngineAddress.parse(text)
             except ValueError as error:
                 raise ValueError(f"engine: {error}") from None
+        try:
+            check_secret(self.secret)
+        except ValueError as error:
+            raise ValueError(f"secret: {error}") from None
         for name in ("port", "admin_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port < 65536:

@@ -1,7 +1,14 @@
 import pytest
 
 from kvoy_contract.blocks import pack_tokens
-from kvoy_contract.envelope import Envelope, ResumeState, decode, encode, secret_matches
+from kvoy_contract.envelope import (
+    Envelope,
+    ResumeState,
+    check_secret,
+    decode,
+    encode,
+    secret_matches,
+)
 from kvoy_contract.errors import BadRequest
 
 FULL = Envelope(
@@ -79,3 +86,14 @@ def test_only_the_configured_secret_matches(
     expected: str | None, shown: str | None, matches: bool
 ) -> None:
     assert secret_matches(expected, shown) == matches
+
+
+@pytest.mark.parametrize("secret", [None, "", "s3cret", "a" * 1000, "!~-_="])
+def test_a_secret_that_headers_can_carry_is_accepted(secret: str | None) -> None:
+    check_secret(secret)
+
+
+@pytest.mark.parametrize("secret", ["s\n", "\ts", "a b", "ß", "s\x00", " "])
+def test_a_secret_that_no_header_can_carry_is_refused(secret: str) -> None:
+    with pytest.raises(ValueError, match="header"):
+        check_secret(secret)

@@ -39,6 +39,7 @@ def test_the_flags_have_vllms_names() -> None:
         (["model", "--port", "65000"], "--telemetry-port"),
         (["model", "--kv-cache-memory-bytes", "much"], "--kv-cache-memory-bytes"),
         (["model", "--drain-timeout-s", "-1"], "--drain-timeout-s"),
+        (["model", "--secret", "s\n"], "--secret"),
         (["model", "--no-such-flag"], "--no-such-flag"),
         ([], "MODEL"),
     ],

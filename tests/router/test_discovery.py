@@ -37,6 +37,11 @@ def test_a_bad_address_names_itself(text: str) -> None:
         RouterConfig(engine=(text,))
 
 
+def test_a_secret_that_no_header_can_carry_names_itself() -> None:
+    with pytest.raises(ValueError, match=r"^secret: "):
+        RouterConfig(engine=("h:1",), secret="s\n")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
