@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NewType
 
@@ -35,6 +36,7 @@ _TOKEN_CODE = "I"
 assert array(_TOKEN_CODE).itemsize == _TOKEN_BYTES
 
 
+@lru_cache(maxsize=1024)
 def seed_hash(model_identity: str, adapter: str = "", cache_salt: str = "") -> BlockHash:
     """The parent of a first block. Fields are length-prefixed, so no two triples share a seed."""
     hasher = blake2b(digest_size=HASH_BYTES, person=_SEED_PERSON)

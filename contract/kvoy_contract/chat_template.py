@@ -121,9 +121,8 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "range": _bounded_range(),
         }
-        max_chars = MAX_EXTRA_CHARS + MAX_EXPANSION * _count_chars([messages, arguments])
         try:
-            return self._generate(variables, max_chars)
+            return self._generate(variables)
         except jinja2.TemplateError as error:
             raise BadRequest(
                 f"The chat template refused the messages: {error}", param="messages"
@@ -134,14 +133,18 @@ class ChatTemplate:
                 f"The chat template failed on the messages: {error}", param="messages"
             ) from None
 
-    def _generate(self, variables: Mapping[str, Any], max_chars: int) -> str:
+    def _generate(self, variables: dict[str, Any]) -> str:
+        template = self._template
         pieces: list[str] = []
-        num_chars = 0
-        for piece in self._template.generate(variables):
+        num_chars, max_chars = 0, MAX_EXTRA_CHARS
+        # What `Template.generate` runs, without its layers.
+        for piece in template.root_render_func(template.new_context(variables)):
             pieces.append(piece)
             num_chars += len(piece)
             if num_chars > max_chars:
-                raise SecurityError("the prompt grows beyond any use")
+                max_chars = MAX_EXTRA_CHARS + MAX_EXPANSION * _count_chars(variables)
+                if num_chars > max_chars:
+                    raise SecurityError("the prompt grows beyond any use")
         return "".join(pieces)
 
     def _probe_parts(self) -> bool:

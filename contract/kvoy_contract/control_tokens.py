@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from kvoy_contract.codec import AddedToken
 
@@ -22,8 +23,7 @@ _SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u30
 _SPACE_CHARS = "".join(chr(c) for c in range(0x3001) if re.match(f"[{_SPACE}]", chr(c)))
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """A piece of a rendered prompt: either a control token, or text between two."""
 
     text: str
@@ -99,6 +99,10 @@ class _Guard:
         self._heads = frozenset(c[:k] for c in contents for k in range(1, len(c)))
         self._tails = frozenset(c[k:] for c in contents for k in range(1, len(c)))
         self._max_part = max((len(c) - 1 for c in contents), default=0)
+        # Every head begins as some token does and every tail ends as one: most texts have no such
+        # character near their ends, and one search tells.
+        self._first = _one_of({c[0] for c in contents})
+        self._last = _one_of({c[-1] for c in contents})
 
     def shield(self, text: str, sentinel: str) -> str:
         if self._pattern is None:
@@ -111,11 +115,14 @@ class _Guard:
     def _shield_ends(self, text: str, sentinel: str) -> str:
         """A token must not form together with what the template puts beside the text either."""
         bare = text.strip()
-        lengths = range(1, min(self._max_part, len(bare)) + 1)
-        if any(bare[-k:] in self._heads for k in lengths):
+        size, reach = len(bare), self._max_part
+        lengths = range(1, min(reach, size) + 1)
+        if self._first.search(bare, max(0, size - reach)) and any(
+            bare[-k:] in self._heads for k in lengths
+        ):
             end = len(text.rstrip())
             text = text[:end] + sentinel + text[end:]
-        if any(bare[:k] in self._tails for k in lengths):
+        if self._last.search(bare, 0, reach) and any(bare[:k] in self._tails for k in lengths):
             start = len(text) - len(text.lstrip())
             text = text[:start] + sentinel + text[start:]
         return text
@@ -145,23 +152,34 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def strings_in(value: Any) -> Iterator[str]:
+def strings_in(value: Any) -> list[str]:
     """Every string in JSON-like data, keys included."""
+    found: list[str] = []
+    _collect_strings(value, found)
+    return found
+
+
+def _collect_strings(value: Any, found: list[str]) -> None:
     if isinstance(value, str):
-        yield value
+        found.append(value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield key
-            yield from strings_in(item)
+            found.append(key)
+            _collect_strings(item, found)
     elif isinstance(value, list):
         for item in value:
-            yield from strings_in(item)
+            _collect_strings(item, found)
 
 
 def _after_space(text: str, start: int) -> int:
     while start < len(text) and text[start] in _SPACE_CHARS:
         start += 1
     return start
+
+
+def _one_of(chars: set[str]) -> re.Pattern[str]:
+    """Matches one of these characters; nothing when there are none."""
+    return re.compile("|".join(map(re.escape, sorted(chars))) or "(?!)")
 
 
 def _any_of(contents: list[str], lookahead: bool = False) -> re.Pattern[str] | None:

@@ -7,26 +7,30 @@ import logging
 import re
 import sys
 import time
+from functools import lru_cache
+from itertools import islice
 
 FORMATS = ("text", "json")
 
 _PLAIN = re.compile(r'[^\s"=\x00-\x1f]+')
+_NUM_STANDARD = len(logging.makeLogRecord({}).__dict__)
+"""A record's own attributes stand before those of `extra`, which are set last."""
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """What was given as `extra`."""
-    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+    items = islice(record.__dict__.items(), _NUM_STANDARD, None)
+    return {key: value for key, value in items if key not in _STANDARD}
 
 
 class TextFormatter(logging.Formatter):
     """`date time level event key=value ...`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        stamp = _second(int(record.created))
         line = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower()} {record.getMessage()}"
-        for key, value in fields_of(record).items():
-            line += f" {key}={_text(value)}"
+        line += "".join([f" {key}={_text(value)}" for key, value in fields_of(record).items()])
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -46,7 +50,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
+@lru_cache(maxsize=1)
+def _second(created_s: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created_s))
+
+
 def _text(value: object) -> str:
+    if type(value) in (int, bool):
+        return str(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
@@ -56,3 +67,6 @@ def configure(level: str, style: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # No formatter here shows where a record was made, by which thread or process: do not look.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

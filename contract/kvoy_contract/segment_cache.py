@@ -10,18 +10,20 @@ from hashlib import blake2b
 DEFAULT_MAX_BYTES = 32 << 20
 _ENTRY_OVERHEAD_BYTES = 256
 """Of the key, the array's head and the two links, rounded up."""
+_DIGEST_CHARS = 32
+"""Shorter texts, what a template writes between messages above all, are their own key."""
 
 
 class SegmentCache:
     """Least recently used first out, bounded by its estimated bytes. Safe to use from several
     threads.
 
-    The key is a 128-bit digest of the text: texts themselves are not kept.
+    The key of a longer text is a 128-bit digest: only short texts are kept themselves.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._entries: OrderedDict[str | bytes, array[int]] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = 0
         self.num_hits = 0
@@ -58,7 +60,9 @@ class SegmentCache:
                 self.num_bytes -= _size(evicted)
 
 
-def _key(text: str) -> bytes:
+def _key(text: str) -> str | bytes:
+    if len(text) < _DIGEST_CHARS:
+        return text
     return blake2b(text.encode(), digest_size=16).digest()
 
 
