@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,8 +25,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     cost: Cost | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     model: str
     policy: str
@@ -39,7 +37,7 @@ class Decision:
     """The most that any candidate holds."""
     now_s: float
     candidates: tuple[Candidate, ...] = ()
-    rejected: tuple[Rejection, ...] = field(default=())
+    rejected: tuple[Rejection, ...] = ()
 
     @property
     def reason(self) -> str:

@@ -5,11 +5,12 @@ Knows models, prompts and the pool; knows neither HTTP framing nor how an answer
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kvoy_contract import envelope as envelopes
 from kvoy_contract.errors import Unavailable
@@ -31,8 +32,7 @@ _UNUSED_STRIDE = 64
 """Of a request without hashes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, gc=False):
     """A client's request, ready to be sent to any engine of its model."""
 
     request_id: str
@@ -53,7 +53,7 @@ class Job:
             number=decision.lease.number,
             settled_through=decision.lease.settled_through,
             # Two clients may use one id, and an engine tells its live requests apart by it.
-            request_id=f"{self.request_id}.{secrets.token_hex(4)}",
+            request_id=f"{self.request_id}.{router_id}.{decision.lease.number}",
             token_ids=self.prompt.packed,
             tokenizer_digest=self.prompt.digest,
             seed=self.seed,
@@ -86,7 +86,7 @@ class Dispatcher:
             model=request.model,
             is_stream=request.stream,
             prompt=prompt,
-            seed=secrets.randbits(63) if request.seed is None else None,
+            seed=random.getrandbits(63) if request.seed is None else None,
             inference=InferenceRequest(
                 request_id=request_id,
                 model=request.model,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,6 +32,24 @@ class ServerGauges:
     idle_engine_connections: int
 
 
+M = TypeVar("M", Counter, Histogram)
+
+
+class _Children(dict[str | tuple[str, ...], M]):
+    """A metric's series by its label or labels: looking them up in the metric itself costs more
+    than counting."""
+
+    def __init__(self, metric: M) -> None:
+        super().__init__()
+        self._metric: M = metric
+
+    def __missing__(self, labels: str | tuple[str, ...]) -> M:
+        values = (labels,) if isinstance(labels, str) else labels
+        child: M = self._metric.labels(*values)
+        self[labels] = child
+        return child
+
+
 class Metrics:
     """Owns the registry of one router."""
 
@@ -38,86 +57,106 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._failures: dict[tuple[str, str, str], int] = {}
         labels = ["model"]
-        self.in_flight = Gauge(
+        self.in_flight = 0
+        """Requests that have no complete answer yet."""
+        Gauge(
             "kvoy_router_requests_in_flight",
             "Requests that have no complete answer yet",
             registry=self.registry,
+        ).set_function(lambda: self.in_flight)
+        self._requests = _Children(
+            Counter(
+                "kvoy_router_requests",
+                "Requests to the generating endpoints",
+                ["model", "status", "outcome"],
+                registry=self.registry,
+            )
         )
-        self._requests = Counter(
-            "kvoy_router_requests",
-            "Requests to the generating endpoints",
-            ["model", "status", "outcome"],
-            registry=self.registry,
+        self._refused = _Children(
+            Counter(
+                "kvoy_router_refused",
+                "Requests that were not understood as HTTP, or broke a limit of it",
+                ["status"],
+                registry=self.registry,
+            )
         )
-        self._refused = Counter(
-            "kvoy_router_refused",
-            "Requests that were not understood as HTTP, or broke a limit of it",
-            ["status"],
-            registry=self.registry,
+        self._ttft = _Children(
+            Histogram(
+                "kvoy_router_time_to_first_token_seconds",
+                "From a request to the first byte of its answer; a plain answer comes whole",
+                ["model", "stream"],
+                buckets=_TTFT_BUCKETS,
+                registry=self.registry,
+            )
         )
-        self._ttft = Histogram(
-            "kvoy_router_time_to_first_token_seconds",
-            "From a request to the first byte of its answer; a plain answer comes whole",
-            ["model", "stream"],
-            buckets=_TTFT_BUCKETS,
-            registry=self.registry,
+        self._duration = _Children(
+            Histogram(
+                "kvoy_router_request_duration_seconds",
+                "From a request to the end of its answer",
+                labels,
+                buckets=_DURATION_BUCKETS,
+                registry=self.registry,
+            )
         )
-        self._duration = Histogram(
-            "kvoy_router_request_duration_seconds",
-            "From a request to the end of its answer",
-            labels,
-            buckets=_DURATION_BUCKETS,
-            registry=self.registry,
+        self._retries = _Children(
+            Counter(
+                "kvoy_router_retries",
+                "Further engines tried before the client had seen a byte",
+                labels,
+                registry=self.registry,
+            )
         )
-        self._retries = Counter(
-            "kvoy_router_retries",
-            "Further engines tried before the client had seen a byte",
-            labels,
-            registry=self.registry,
+        self._decisions = _Children(
+            Counter(
+                "kvoy_router_decisions",
+                "Picks of an engine; reason: prefix (it holds the longest), load (another holds a "
+                "longer one), cold (nobody holds any)",
+                ["model", "policy", "reason"],
+                registry=self.registry,
+            )
         )
-        self._decisions = Counter(
-            "kvoy_router_decisions",
-            "Picks of an engine; reason: prefix (it holds the longest), load (another holds a "
-            "longer one), cold (nobody holds any)",
-            ["model", "policy", "reason"],
-            registry=self.registry,
+        self._prompt_tokens = _Children(
+            Counter(
+                "kvoy_router_prompt_tokens",
+                "Prompt tokens of answered requests",
+                labels,
+                registry=self.registry,
+            )
         )
-        self._prompt_tokens = Counter(
-            "kvoy_router_prompt_tokens",
-            "Prompt tokens of answered requests",
-            labels,
-            registry=self.registry,
+        self._predicted = _Children(
+            Counter(
+                "kvoy_router_predicted_cached_tokens",
+                "Prompt tokens of answered requests that the chosen engine was expected to hold",
+                labels,
+                registry=self.registry,
+            )
         )
-        self._predicted = Counter(
-            "kvoy_router_predicted_cached_tokens",
-            "Prompt tokens of answered requests that the chosen engine was expected to hold",
-            labels,
-            registry=self.registry,
-        )
-        self._actual = Counter(
-            "kvoy_router_cached_tokens",
-            "Prompt tokens that engines say they held",
-            labels,
-            registry=self.registry,
+        self._actual = _Children(
+            Counter(
+                "kvoy_router_cached_tokens",
+                "Prompt tokens that engines say they held",
+                labels,
+                registry=self.registry,
+            )
         )
 
     def on_request(self, record: RequestRecord, now_s: float) -> None:
         model = record.model
-        self._requests.labels(model, str(record.status), record.outcome).inc()
-        self._duration.labels(model).observe(now_s - record.started_s)
+        self._requests[model, str(record.status), record.outcome].inc()
+        self._duration[model].observe(now_s - record.started_s)
         if record.num_retries:
-            self._retries.labels(model).inc(record.num_retries)
+            self._retries[model].inc(record.num_retries)
         ttft_s = record.ttft_s()
         if ttft_s is None:
             return
-        self._ttft.labels(model, "true" if record.is_stream else "false").observe(ttft_s)
-        self._prompt_tokens.labels(model).inc(record.prompt_tokens)
-        self._predicted.labels(model).inc(record.predicted_cached_tokens)
+        self._ttft[model, "true" if record.is_stream else "false"].observe(ttft_s)
+        self._prompt_tokens[model].inc(record.prompt_tokens)
+        self._predicted[model].inc(record.predicted_cached_tokens)
         if record.cached_tokens is not None:
-            self._actual.labels(model).inc(record.cached_tokens)
+            self._actual[model].inc(record.cached_tokens)
 
     def on_refused(self, status: int) -> None:
-        self._refused.labels(str(status)).inc()
+        self._refused[str(status)].inc()
 
     def on_decision(self, decision: Decision) -> None:
         if not decision.best_cached_tokens:
@@ -126,7 +165,7 @@ class Metrics:
             reason = "prefix"
         else:
             reason = "load"
-        self._decisions.labels(decision.model, decision.policy, reason).inc()
+        self._decisions[decision.model, decision.policy, reason].inc()
 
     def on_engine_failure(self, model: str, engine: str, reason: str) -> None:
         key = (model, engine, reason)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from kvoy_contract.blocks import BlockHash, block_hashes, pack_tokens, seed_hash, stride_hashes
 from kvoy_contract.openai import ChatCompletionRequest, CompletionRequest
@@ -23,8 +24,7 @@ INLINE_BODY_BYTES = 4096
 _NUM_THREADS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Hashing:
+class Hashing(msgspec.Struct, frozen=True, gc=False):
     """How the engines of a model turn prompts into block hashes."""
 
     model_identity: str
@@ -34,8 +34,7 @@ class Hashing:
     """Longer prompts are refused before they are encoded."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
+class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     """Of the longest prompt, where a request has several."""
     packed: bytes

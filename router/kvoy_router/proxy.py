@@ -104,7 +104,7 @@ class Proxy:
     async def serve(self, request: Request, response: Response) -> None:
         """Answer a request to a generating endpoint; every way ends in one log line."""
         record = RequestRecord(request_id_of(request), request.path, self._now_s())
-        self._metrics.in_flight.inc()
+        self._metrics.in_flight += 1
         try:
             async with asyncio.timeout(self._options.request_timeout_s):
                 check_headers(request)
@@ -122,7 +122,7 @@ class Proxy:
             record.outcome = "internal_error"
             raise
         finally:
-            self._metrics.in_flight.dec()
+            self._metrics.in_flight -= 1
             record.status = response.status
             now_s = self._now_s()
             self._metrics.on_request(record, now_s)

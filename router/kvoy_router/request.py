@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kvoy_contract.blocks import BlockHash
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """One prompt on its way to one engine. A request with several prompts is several of these."""
 
     request_id: str
