@@ -41,7 +41,7 @@ up: $(STAMPS)/$(RUNNER) ## a router and two engines on this machine, serving unt
 test: lint model ## all checks and all tests
 	$(BIN)/python -m pytest $(ARGS)
 
-# Type checking and tests side by side: each keeps one core busy.
+# Side by side: tests of processes and sockets mostly wait.
 check: $(STAMPS)/dev ## the fast part: format, lint, types, import layers, unit tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
 
@@ -53,7 +53,7 @@ lint: $(STAMPS)/dev
 	tools/proto.sh $(BIN)/python --check
 
 unit: $(STAMPS)/dev
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow' --numprocesses=2 --dist=loadfile $(ARGS)
 
 model: $(STAMPS)/dev
 	$(BIN)/kvoy model add smollm2-135m-instruct
