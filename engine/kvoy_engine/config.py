@@ -148,6 +148,11 @@ class EngineConfig:
         help="while sequences stream, a step with prompt chunks takes at most so many times a step "
         "without; 0: no bound",
     )
+    max_step_s: float = setting(
+        1.0,
+        help="estimated seconds that a step with prompt chunks takes at most: aborts and new "
+        "requests are heard between steps; 0: no bound",
+    )
     enable_prefix_caching: bool = setting(True, help="reuse the KV blocks of equal prefixes")
 
     # The timing model of `--runner sim`: an 8-billion-parameter model on one large accelerator.
@@ -263,6 +268,7 @@ _POSITIVE: Final = (
 )
 _NOT_NEGATIVE: Final = (
     "router_wait_s",
+    "max_step_s",
     "sim_base_s",
     "sim_context_token_s",
     "sim_row_s",

@@ -30,6 +30,10 @@ class CoreConfig:
     """While sequences stream, a step with prefill chunks takes at most so many times the estimated
     time of its decodes alone. Leaves 0.6 of the time to prefill, and room for a wrong estimate
     below a threefold gap. 0: no bound."""
+    max_step_s: float = 1.0
+    """Estimated seconds that a step with prefill chunks may take. Commands are heard between steps,
+    so on machines that prefill slowly this bounds how late an abort frees its blocks and how long a
+    short prompt waits for a long one's chunk. 0: no bound."""
     min_chunk_tokens: int = 2
     """The first prefill of a step makes at least this progress, whatever the bound says."""
     headroom_blocks: int = 2
@@ -59,6 +63,8 @@ class CoreConfig:
             raise ValueError(
                 f"interference_ratio must be above 1, or 0: no bound; not {self.interference_ratio}"
             )
+        if self.max_step_s < 0:
+            raise ValueError(f"max_step_s must be at least 0, not {self.max_step_s}")
         if self.headroom_blocks < 0:
             raise ValueError(f"headroom_blocks must be at least 0, not {self.headroom_blocks}")
         if not 0 <= self.watermark < 1:

@@ -172,10 +172,13 @@ class Scheduler:
 
     def _allowance_s(self) -> float | None:
         """Seconds that prefill may add to this step; None without a bound."""
-        ratio = self._config.interference_ratio
-        if not ratio or not self.shape.num_decodes:
-            return None
-        return self._pace.allowance_s(self.shape, ratio)
+        config, shape, pace = self._config, self.shape, self._pace
+        bounds = []
+        if config.max_step_s:
+            bounds.append(config.max_step_s - pace.estimate_s(shape))
+        if config.interference_ratio and shape.num_decodes:
+            bounds.append(pace.allowance_s(shape, config.interference_ratio))
+        return min(bounds, default=None)
 
     def _in_turn(self, now_s: float) -> Iterator[Sequence]:
         """Prefilling sequences in the order of service; a waiting one is admitted in its turn.
