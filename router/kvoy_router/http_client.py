@@ -155,18 +155,19 @@ class ClientPool:
     async def _exchange(
         self, address: str, connection: UpstreamConnection, head: bytes, body: bytes
     ) -> Exchange:
-        is_answered = False
+        timer = self._loop.call_later(self.limits.first_byte_s, self._overdue, connection)
         try:
-            async with asyncio.timeout(self.limits.first_byte_s):
-                await connection.write(head, body)
-                await connection.head
-            is_answered = True
-        except TimeoutError:
-            raise FirstByteTimeout(f"no answer within {self.limits.first_byte_s:g} s") from None
+            await connection.write(head, body)
+            await connection.head
+        except BaseException:
+            connection.close()
+            raise
         finally:
-            if not is_answered:
-                connection.close()
+            timer.cancel()
         return Exchange(self, address, connection)
+
+    def _overdue(self, connection: UpstreamConnection) -> None:
+        connection.fail(FirstByteTimeout(f"no answer within {self.limits.first_byte_s:g} s"))
 
     async def _connect(self, address: str) -> UpstreamConnection:
         host, _, port = address.rpartition(":")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,6 +36,7 @@ from kvoy_router.http_response import Response
 from kvoy_router.metrics import Metrics
 from kvoy_router.record import RequestRecord
 from kvoy_router.relay import StreamRelay, relay_whole
+from kvoy_router.time_limit import TimeLimit
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,12 @@ _FORWARDED_REQUEST_HEADERS = frozenset(
     {b"authorization", b"accept", b"accept-language", b"traceparent", b"tracestate"}
 )
 _FORWARDED_RESPONSE_HEADERS = frozenset({b"content-type", b"cache-control", b"retry-after"})
+_INTERNAL_PREFIX = KVOY_HEADER_PREFIX.encode()
+_REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
+_ENGINE_NAME = ENGINE_HEADER.encode()
+_CACHED_TOKENS_NAME = CACHED_TOKENS_HEADER.encode()
+_SECRET_NAME = SECRET_HEADER.encode()
+_ENVELOPE_TYPE = (b"content-type", ENVELOPE_CONTENT_TYPE.encode())
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _MAX_ERROR_BYTES = 1024 * 1024
 
@@ -68,7 +75,7 @@ class Refusal:
 def check_headers(request: Request) -> None:
     """Refuse what only a router may say, and bodies that are not plain JSON. Raises BadRequest."""
     for name, _ in request.headers:
-        if name.startswith(KVOY_HEADER_PREFIX.encode()):
+        if name.startswith(_INTERNAL_PREFIX):
             raise BadRequest(f"The header {name.decode('latin-1')} is internal.")
     media_type = request.media_type
     if request.body and media_type not in ("application/json", ""):
@@ -80,10 +87,10 @@ def check_headers(request: Request) -> None:
 
 def request_id_of(request: Request) -> str:
     """The client's own x-request-id where it is printable and short, else a new one."""
-    value = request.header(REQUEST_ID_HEADER.encode())
+    value = request.header(_REQUEST_ID_NAME)
     if value is not None and _REQUEST_ID.fullmatch(value):
         return value.decode("ascii")
-    return f"req-{secrets.token_hex(12)}"
+    return f"req-{random.getrandbits(96):024x}"
 
 
 class Proxy:
@@ -106,7 +113,7 @@ class Proxy:
         record = RequestRecord(request_id_of(request), request.path, self._now_s())
         self._metrics.in_flight += 1
         try:
-            async with asyncio.timeout(self._options.request_timeout_s):
+            with TimeLimit(self._options.request_timeout_s):
                 check_headers(request)
                 await self._dispatch(request, response, record)
         except ApiError as error:
@@ -210,12 +217,12 @@ class Proxy:
         self, job: Job, decision: Decision, request: Request
     ) -> tuple[Headers, bytes]:
         headers = [header for header in request.headers if header[0] in _FORWARDED_REQUEST_HEADERS]
-        headers.append((REQUEST_ID_HEADER.encode(), job.request_id.encode()))
+        headers.append((_REQUEST_ID_NAME, job.request_id.encode()))
         info = decision.endpoint.info
         if info is None or not info.takes_envelope or not self._options.secret:
             return [JSON_TYPE, *headers], job.body
-        headers.append((b"content-type", ENVELOPE_CONTENT_TYPE.encode()))
-        headers.append((SECRET_HEADER.encode(), self._options.secret.encode()))
+        headers.append(_ENVELOPE_TYPE)
+        headers.append((_SECRET_NAME, self._options.secret.encode()))
         return headers, job.envelope(self._options.router_id, decision)
 
     async def _relay(
@@ -226,7 +233,7 @@ class Proxy:
         response: Response,
         record: RequestRecord,
     ) -> None:
-        cached = exchange.header(CACHED_TOKENS_HEADER.encode())
+        cached = exchange.header(_CACHED_TOKENS_NAME)
         if cached is not None and cached.isdigit():
             record.cached_tokens = int(cached)
         headers = self._answer_headers(exchange, record)
@@ -251,12 +258,12 @@ class Proxy:
         return headers + self._own_headers(record)
 
     def _own_headers(self, record: RequestRecord) -> Headers:
-        headers = [(REQUEST_ID_HEADER.encode(), record.request_id.encode())]
+        headers = [(_REQUEST_ID_NAME, record.request_id.encode())]
         if self._options.response_headers:
             if record.engine:
-                headers.append((ENGINE_HEADER.encode(), record.engine.encode()))
+                headers.append((_ENGINE_NAME, record.engine.encode()))
             if record.cached_tokens is not None:
-                headers.append((CACHED_TOKENS_HEADER.encode(), b"%d" % record.cached_tokens))
+                headers.append((_CACHED_TOKENS_NAME, b"%d" % record.cached_tokens))
         return headers
 
     async def _read_refusal(

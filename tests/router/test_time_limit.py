@@ -1,0 +1,42 @@
+"""A block's time limit: it tells its own end from a cancellation by somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvoy_router.time_limit import TimeLimit
+
+
+async def test_a_block_that_takes_too_long_ends_with_a_timeout() -> None:
+    with pytest.raises(TimeoutError), TimeLimit(0.01):
+        await asyncio.Event().wait()
+
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_block_in_time_leaves_no_trace() -> None:
+    with TimeLimit(0.01):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.03)  # past the limit: nothing comes after the block
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    async def work() -> None:
+        with TimeLimit(60.0):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_error_in_the_block_passes_through() -> None:
+    with pytest.raises(ValueError, match="wrong"), TimeLimit(60.0):
+        raise ValueError("wrong")
