@@ -67,7 +67,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     top_p: TopP | None = None
     top_k: TopK | None = None
     """0 and -1: no limit."""
-    min_p: MinP = 0.0
+    min_p: MinP | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty | None = None

@@ -34,16 +34,17 @@ async def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
 
 
 def served_model(names: tuple[str, ...], files: TokenizerFiles, info: CoreInfo) -> ServedModel:
-    """Raises ModelLoadFailed when the files make no tokenizer for this model."""
+    """Raises ModelLoadFailed when the files make no tokenizer or defaults for this model."""
     try:
         encoder = PromptEncoder(files, vocab_size=info.runner.vocab_size)
+        defaults = SamplingDefaults.from_generation_config(files.read_json(GENERATION_CONFIG))
     except ValueError as error:
         raise ModelLoadFailed(str(error)) from error
     limits = ModelLimits(
         max_model_len=info.token_limit,
         vocab_size=info.runner.vocab_size,
         eos_token_ids=encoder.eos_token_ids,
-        defaults=SamplingDefaults.from_generation_config(files.read_json(GENERATION_CONFIG)),
+        defaults=defaults,
     )
     return ServedModel(names, encoder, info.model_identity, limits, int(time.time()))
 

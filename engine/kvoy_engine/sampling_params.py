@@ -6,17 +6,22 @@ vocabulary, its end tokens and its own defaults.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from kvoy_contract.errors import BadRequest, ContextLengthExceeded
 from kvoy_contract.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
 )
 from kvoy_engine.messages import SamplingParams
 
@@ -24,29 +29,30 @@ N = TypeVar("N", int, float)
 SEED_MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
+class SamplingDefaults(msgspec.Struct, frozen=True):
     """What a model samples with unless a request says otherwise."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> SamplingDefaults:
-        """The model's `generation_config.json`, where it has one and its values are in range."""
-        path = folder / "generation_config.json"
-        if not path.is_file():
-            return cls()
-        return cls.from_generation_config(json.loads(path.read_bytes()))
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingDefaults:
-        """`do_sample` is left aside: clients of this API expect sampling unless told otherwise."""
-        given = {name: config[name] for name in cls.__slots__ if config.get(name) is not None}
-        return cls(**given)
+        """Of a model's `generation_config.json`. Raises ValueError with the field out of its range.
+
+        `do_sample` is left aside: clients of this API expect sampling unless told otherwise.
+        """
+        given = {name: value for name, value in config.items() if value is not None}
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"generation_config.json: {error}") from None
+
+
+NO_DEFAULTS = SamplingDefaults()
+"""Of a model that says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class ModelLimits:
     """Tokens of prompt and completion together."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    defaults: SamplingDefaults = SamplingDefaults()
+    defaults: SamplingDefaults = NO_DEFAULTS
 
 
 def sampling_params(
@@ -82,7 +88,7 @@ def sampling_params(
         temperature=_given(request.temperature, defaults.temperature),
         top_p=_given(request.top_p, defaults.top_p),
         top_k=max(0, _given(request.top_k, defaults.top_k)),
-        min_p=request.min_p or defaults.min_p,
+        min_p=_given(request.min_p, defaults.min_p),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
