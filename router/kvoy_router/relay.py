@@ -49,6 +49,7 @@ class StreamRelay:
         self._on_begin = on_begin
         self._held = b""
         self._last = b""
+        self._write_frame = response.write_frame
         self._on_token_ids = on_token_ids
         self._parser = SseParser() if on_token_ids is not None else None
         self.has_begun = False
@@ -86,11 +87,11 @@ class StreamRelay:
 
     def _push_frame(self, frame: bytes) -> None:
         """The usual case: one chunk with one event, which travels on as it is."""
-        if self._held or not self.has_begun or not frame.endswith(_FRAMED_EVENT_ENDS):
+        if frame.endswith(_FRAMED_EVENT_ENDS) and self.has_begun and not self._held:
+            self._last = frame
+            self._write_frame(frame)
+        else:
             self._push(frame[frame.find(b"\r\n") + 2 : -2])
-            return
-        self._last = frame
-        self._response.write_frame(frame)
 
     def _push_public(self, data: bytes) -> None:
         """Keep what is for the router; only whole events go on, without it."""

@@ -19,14 +19,33 @@ _EARLY_BODY_BYTES = 64 * 1024
 _MAX_HEAD_BYTES = 64 * 1024
 
 
+def _chunk_heads(max_bytes: int) -> list[bytes | tuple[()]]:
+    """By a chunk's length with its framing: how it begins. No chunk begins with an empty tuple."""
+    heads: list[bytes | tuple[()]] = [()] * (max_bytes + 1)
+    for size in range(1, max_bytes):
+        head = b"%x\r\n" % size
+        if (num_bytes := len(head) + size + 2) <= max_bytes:
+            heads[num_bytes] = head
+    return heads
+
+
+_CHUNK_HEADS = _chunk_heads(1024)
+
+
 def is_one_chunk(data: bytes) -> bool:
-    """Whether this is one whole chunk of a chunked body, with its framing and nothing else."""
+    """Whether this is one whole chunk of a chunked body, with its framing and nothing else.
+
+    A short one that is written in an unusual way, such as with leading zeros, is not recognised.
+    """
+    num_bytes = len(data)
+    if num_bytes < len(_CHUNK_HEADS):
+        return data.startswith(_CHUNK_HEADS[num_bytes]) and data.endswith(b"\r\n")
     end = data.find(b"\r\n", 0, 10)
     try:
         size = int(data[:end], 16)
     except ValueError:
         return False
-    return size > 0 and len(data) == end + size + 4 and data.endswith(b"\r\n")
+    return size > 0 and num_bytes == end + size + 4 and data.endswith(b"\r\n")
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -38,6 +57,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self.num_exchanges = 0
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._can_write = asyncio.Event()
         self._can_write.set()
         self.begin()
@@ -46,6 +66,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Forget the last exchange and expect a new answer."""
         self.num_exchanges += 1
         self.num_bytes = 0
+        """Of the answer's beginning; chunks that go on as they are do not count."""
         self.status = 0
         self.headers: Headers = []
         self.is_complete = False
@@ -75,14 +96,15 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self.last_data_s = self._time()
+        frame_sink = self.frame_sink
+        if frame_sink is not None and self._is_between_chunks and is_one_chunk(data):
+            # The parser stays between two chunks, so it need not see this one.
+            frame_sink(data)
+            return
         self.num_bytes += len(data)
-        self.last_data_s = self._loop.time()
         if self.is_complete:
             self.fail(BadResponse("it sent more than its answer"))
-            return
-        if self._is_between_chunks and self.frame_sink is not None and is_one_chunk(data):
-            # The parser stays between two chunks, so it need not see this one.
-            self.frame_sink(data)
             return
         try:
             self._parser.feed_data(data)
