@@ -1,6 +1,10 @@
 """Stand-in engines for measuring a router: they speak the contract, cost little and compute
 nothing.
 
+Like an engine's batch, all streams of one stand-in have their events at the same moments. Were they
+as far apart as their requests came in, the arrivals that a proxy is measured by would depend on
+how fast it forwards requests.
+
 `python -m kvoy_cli.bench.fake_engine --count N --hashes H --gap-s G [--tokenizer FOLDER]` starts
 N of them in one process on free ports and prints these as one line of JSON. A streamed answer is
 `max_tokens` events, one write each, `gap` seconds apart, so that a proxy reads one event at a
@@ -64,6 +68,30 @@ class Admissions:
             self.beyond.discard(self.through)
 
 
+class _Steps:
+    """Calls every running stream once each `gap_s`, all of them together."""
+
+    def __init__(self, gap_s: float) -> None:
+        self._gap_s = gap_s
+        self._streams: list[_Http] = []
+        self._next_s = 0.0
+
+    def add(self, stream: _Http) -> None:
+        self._streams.append(stream)
+        if len(self._streams) == 1:
+            self._next_s = asyncio.get_running_loop().time()
+            self._wait()
+
+    def _wait(self) -> None:
+        self._next_s += self._gap_s
+        asyncio.get_running_loop().call_at(self._next_s, self._step)
+
+    def _step(self) -> None:
+        self._streams = [stream for stream in self._streams if stream.step()]
+        if self._streams:
+            self._wait()
+
+
 class _Http(asyncio.Protocol):
     """One connection; requests on it come one after the other."""
 
@@ -75,8 +103,6 @@ class _Http(asyncio.Protocol):
         self._body: list[bytes] = []
         self._num_left = 0
         self._event = b""
-        self._timer: asyncio.TimerHandle | None = None
-        self._next_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport without inheriting from it.
@@ -84,8 +110,6 @@ class _Http(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._timer is not None:
-            self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -131,18 +155,16 @@ class _Http(asyncio.Protocol):
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
         )
-        self._next_s = asyncio.get_running_loop().time()
-        self._tick()
+        self._engine.steps.add(self)
 
-    def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
+    def step(self) -> bool:
+        """Write the next event; whether there are more."""
         if self._num_left == 0:
             self._write(_http_chunk(sse.data_event(_chunk("", "length")) + sse.DONE) + b"0\r\n\r\n")
-            return
+            return False
         self._num_left -= 1
         self._write(self._event)
-        self._next_s += self._engine.gap_s
-        self._timer = loop.call_at(self._next_s, self._tick)
+        return self._transport is not None
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -153,7 +175,7 @@ class FakeEngine(pb_grpc.TelemetryServicer):
     """HTTP and telemetry of one engine that holds `num_hashes` random strides of cached work."""
 
     def __init__(self, tokenizer: TokenizerFiles, num_hashes: int, gap_s: float) -> None:
-        self.gap_s = gap_s
+        self.steps = _Steps(gap_s)
         self._tokenizer = tokenizer
         self._epoch = os.urandom(16)
         self._hashes = os.urandom(_HASH_BYTES * num_hashes)
