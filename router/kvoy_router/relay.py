@@ -49,7 +49,6 @@ class StreamRelay:
         self._on_begin = on_begin
         self._held = b""
         self._last = b""
-        self._write_frame = response.write_frame
         self._on_token_ids = on_token_ids
         self._parser = SseParser() if on_token_ids is not None else None
         self.has_begun = False
@@ -89,7 +88,7 @@ class StreamRelay:
         """The usual case: one chunk with one event, which travels on as it is."""
         if frame.endswith(_FRAMED_EVENT_ENDS) and self.has_begun and not self._held:
             self._last = frame
-            self._write_frame(frame)
+            self._response.write_frame(frame)
         else:
             self._push(frame[frame.find(b"\r\n") + 2 : -2])
 
