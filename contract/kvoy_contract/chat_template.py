@@ -95,6 +95,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be compiled: {error}") from error
+        # Each rendering copies them, and a chain of mappings copies slowly.
+        self._template.globals = dict(self._template.globals)
         self.takes_parts = self._probe_parts()
         """Whether it renders a content that is a list of parts; else they are joined before."""
 

@@ -56,9 +56,14 @@ def _second(created_s: int) -> str:
 
 
 def _text(value: object) -> str:
-    if type(value) in (int, bool):
-        return str(value)
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, float):
+        text = f"{value:.4g}"
+    else:
+        text = str(value)
+        if isinstance(value, int):
+            return text
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
