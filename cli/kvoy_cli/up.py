@@ -222,7 +222,7 @@ def ask(stack: Stack, children: Children, report: Reporter) -> None:
     report.print(f"OpenAI endpoint: {stack.base_url}   model: {name}", style="bold")
     report.print(
         f"  curl -N {stack.base_url}/chat/completions -H 'content-type: application/json' "
-        f"""-d '{{"model": "{name}", "stream": true, """
+        f"""-d '{{"model": "{name}", "max_tokens": {ANSWER_TOKENS}, "stream": true, """
         f""""messages": [{{"role": "user", "content": "Hello!"}}]}}'"""
     )
     report.print(f"  kvoy chat --url {stack.base_url}")
