@@ -29,8 +29,14 @@ _KEEP = 0.97
 _LEAST_EXTRAPOLATION = 64
 _SMOOTHING = 0.1
 _SURPRISE = 20.0
+_MOVE = 0.3
+_MOST_MOVE = 0.15
+"""Logarithm of how far one step moves the smoothed step time at most: a hiccup of the machine is
+forgotten in a step or two."""
 _ERROR_MARGIN = 1.5
 """Mean absolute errors that a bound leaves below itself."""
+_GROWTH_MARGIN = 1.1
+"""Of the latest decode steps' time, for the growth of context between two of them."""
 _REFERENCE_CHUNK = 512
 
 
@@ -56,6 +62,8 @@ class PaceModel:
         self._information: list[list[float]] = []
         self._largest_chunk = 0
         self._step_time_s = 0.0
+        self._decode_shape = StepShape()
+        """Of the latest step that only decoded."""
         self._error = 1.0
         """Smoothed relative error of the estimates, 0 .. 1."""
 
@@ -75,7 +83,7 @@ class PaceModel:
         return n / max(self.estimate_s(alone), 1e-9)
 
     def estimate_s(self, shape: StepShape) -> float:
-        return sum(map(float.__mul__, self._costs, _features(shape)))
+        return max(sum(map(float.__mul__, self._costs, _features(shape))), 1e-6)
 
     def allowance_s(self, shape: StepShape, ratio: float) -> float:
         """Seconds that prefill may add to these decodes for a step of at most `ratio` times their
@@ -85,7 +93,20 @@ class PaceModel:
         half of what exact estimates would allow: prefill must not starve.
         """
         slack = ratio / (1 + _ERROR_MARGIN * self._error) - 1
-        return max(slack, (ratio - 1) / 2) * self.estimate_s(shape)
+        return max(slack, (ratio - 1) / 2) * min(self.estimate_s(shape), self._most_s(shape))
+
+    def _most_s(self, shape: StepShape) -> float:
+        """More than these decodes can take, by the latest steps that only decoded: time grows at
+        most in proportion to rows and context. Bounds a fit that a disturbed machine has led
+        astray.
+        """
+        if not self._step_time_s:
+            return math.inf
+        then = self._decode_shape
+        growth = max(
+            shape.num_decodes / then.num_decodes, shape.decode_context / then.decode_context, 1.0
+        )
+        return _GROWTH_MARGIN * growth * self._step_time_s
 
     def chunk_limit(self, allowance_s: float, start: int) -> int:
         """Tokens of the largest chunk from position `start` that adds at most `allowance_s` to a
@@ -93,7 +114,7 @@ class PaceModel:
 
         At most twice the largest chunk seen: beyond that the fitted line is a guess.
         """
-        _, _, b, c, d = (cost / scale for cost, scale in zip(self._costs, _SCALES, strict=True))
+        b, c, d = self._chunk_costs()
         largest = max(2 * self._largest_chunk, _LEAST_EXTRAPOLATION)
         left = allowance_s - b * start
         if left <= 0:
@@ -105,9 +126,15 @@ class PaceModel:
 
     def chunk_s(self, start: int, num_tokens: int) -> float:
         """Time that a chunk adds to a step."""
-        _, _, b, c, d = (cost / scale for cost, scale in zip(self._costs, _SCALES, strict=True))
+        b, c, d = self._chunk_costs()
         work = num_tokens * (start + num_tokens / 2)
         return b * (start + num_tokens) + c * num_tokens + d * work
+
+    def _chunk_costs(self) -> tuple[float, float, float]:
+        """Seconds of a chunk per context token, prefill token and product of the two. One below
+        zero is noise, and would let a chunk grow without bound."""
+        b, c, d = (max(self._costs[i] / _SCALES[i], 0.0) for i in (2, 3, 4))
+        return b, c, d
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """Learn from one measured step; a duration of 0 or less says nothing and is left out."""
@@ -115,10 +142,8 @@ class PaceModel:
             return
         if shape.prefill_tokens:
             self._largest_chunk = max(self._largest_chunk, shape.prefill_tokens)
-        elif self._step_time_s:
-            self._step_time_s += _SMOOTHING * (duration_s - self._step_time_s)
-        else:
-            self._step_time_s = duration_s
+        elif shape.num_decodes:
+            self._learn_decode(shape, duration_s)
         features = _features(shape)
         if not self._information:
             self._start_at(duration_s / self.estimate_s(shape))
@@ -129,6 +154,13 @@ class PaceModel:
         error = abs(duration_s - estimate_s) / max(duration_s, estimate_s)
         self._error += _SMOOTHING * (error - self._error)
         self._fit([x / scale for x in features], duration_s / scale)
+
+    def _learn_decode(self, shape: StepShape, duration_s: float) -> None:
+        if not self._step_time_s:
+            self._step_time_s = duration_s
+        error = math.log(duration_s / self._step_time_s)
+        self._step_time_s *= math.exp(max(-_MOST_MOVE, min(_MOST_MOVE, _MOVE * error)))
+        self._decode_shape = shape
 
     def _start_at(self, factor: float) -> None:
         self._costs = [cost * factor for cost in self._costs]
@@ -152,9 +184,8 @@ class PaceModel:
                 row[j] += x_i * x[j] - fade_i * pull[j]
         error = y - sum(map(float.__mul__, self._costs, x))
         change = _solve(info, x)
-        # A cost below zero is noise, and would let a chunk grow without bound.
         self._costs = [
-            max(cost + error * delta, 0.0) for cost, delta in zip(self._costs, change, strict=True)
+            cost + error * delta for cost, delta in zip(self._costs, change, strict=True)
         ]
 
 
