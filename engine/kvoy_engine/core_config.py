@@ -26,9 +26,9 @@ class CoreConfig:
     """Sequences that wait; when so many do, further requests are refused as saturated. Preempted
     ones return to the queue regardless."""
     enable_prefix_caching: bool = True
-    interference_ratio: float = 2.3
+    interference_ratio: float = 2.15
     """While sequences stream, a step with prefill chunks takes at most so many times the estimated
-    time of its decodes alone. Leaves 0.6 of the time to prefill, and room for a wrong estimate
+    time of its decodes alone. Leaves about half of the time to prefill, and room for slow steps
     below a threefold gap. 0: no bound."""
     max_step_s: float = 1.0
     """Estimated seconds that a step with prefill chunks may take. Commands are heard between steps,

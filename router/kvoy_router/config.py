@@ -95,7 +95,12 @@ class RouterConfig:
     )
     connect_timeout_s: float = setting(2.0, help="seconds to connect to an engine")
     first_byte_timeout_s: float = setting(
-        300.0, help="seconds until an engine begins to answer; covers its queue and prefill"
+        300.0, help="seconds until an engine begins to stream; covers its queue and prefill"
+    )
+    whole_answer_timeout_s: float = setting(
+        600.0,
+        help="seconds until an engine has an answer that is not streamed: its first byte comes "
+        "after its last token",
     )
     idle_timeout_s: float = setting(60.0, help="seconds of silence within an engine's answer")
     engine_keep_alive_s: float = setting(
@@ -175,6 +180,7 @@ class RouterConfig:
         return ClientLimits(
             connect_s=self.connect_timeout_s,
             first_byte_s=self.first_byte_timeout_s,
+            whole_answer_s=self.whole_answer_timeout_s,
             idle_s=self.idle_timeout_s,
             keep_alive_s=self.engine_keep_alive_s,
         )

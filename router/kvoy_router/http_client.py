@@ -28,7 +28,9 @@ from kvoy_router.upstream_connection import UpstreamConnection
 class ClientLimits:
     connect_s: float = 2.0
     first_byte_s: float = 300.0
-    """Queueing and prefill happen before an engine's first byte."""
+    """Of a stream: queueing and prefill happen before it."""
+    whole_answer_s: float = 600.0
+    """The first byte of an answer that is not streamed: all its tokens are made before it."""
     idle_s: float = 60.0
     """Between bytes of an answer."""
     keep_alive_s: float = 4.0
@@ -130,7 +132,14 @@ class ClientPool:
         return sum(map(len, self._idle.values()))
 
     async def request(
-        self, address: str, method: bytes, target: bytes, headers: Headers, body: bytes = b""
+        self,
+        address: str,
+        method: bytes,
+        target: bytes,
+        headers: Headers,
+        body: bytes = b"",
+        *,
+        is_stream: bool = False,
     ) -> Exchange:
         """Send a request and wait for the answer's head.
 
@@ -143,19 +152,20 @@ class ClientPool:
         if body or method == b"POST":
             lines.append((b"content-length", b"%d" % len(body)))
         head = encode_request_head(method, target, lines)
+        limit_s = self.limits.first_byte_s if is_stream else self.limits.whole_answer_s
         kept = self._take(address)
         if kept is not None:
             try:
-                return await self._exchange(address, kept, head, body)
+                return await self._exchange(address, kept, head, body, limit_s)
             except ConnectionBroken:
                 if kept.num_bytes:
                     raise
-        return await self._exchange(address, await self._connect(address), head, body)
+        return await self._exchange(address, await self._connect(address), head, body, limit_s)
 
     async def _exchange(
-        self, address: str, connection: UpstreamConnection, head: bytes, body: bytes
+        self, address: str, connection: UpstreamConnection, head: bytes, body: bytes, limit_s: float
     ) -> Exchange:
-        timer = self._loop.call_later(self.limits.first_byte_s, self._overdue, connection)
+        timer = self._loop.call_later(limit_s, self._overdue, connection, limit_s)
         try:
             await connection.write(head, body)
             await connection.head
@@ -166,8 +176,8 @@ class ClientPool:
             timer.cancel()
         return Exchange(self, address, connection)
 
-    def _overdue(self, connection: UpstreamConnection) -> None:
-        connection.fail(FirstByteTimeout(f"no answer within {self.limits.first_byte_s:g} s"))
+    def _overdue(self, connection: UpstreamConnection, limit_s: float) -> None:
+        connection.fail(FirstByteTimeout(f"no answer within {limit_s:g} s"))
 
     async def _connect(self, address: str) -> UpstreamConnection:
         host, _, port = address.rpartition(":")

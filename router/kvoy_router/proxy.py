@@ -203,7 +203,12 @@ class Proxy:
         try:
             headers, body = self._upstream_request(job, decision, request)
             exchange = await self._clients.request(
-                decision.endpoint.address, b"POST", job.path.encode(), headers, body
+                decision.endpoint.address,
+                b"POST",
+                job.path.encode(),
+                headers,
+                body,
+                is_stream=job.is_stream,
             )
             with exchange:
                 if exchange.status != 200:

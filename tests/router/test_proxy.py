@@ -158,6 +158,8 @@ async def test_a_client_cannot_speak_as_a_router(
     assert engine.requests == []
 
 
+SHORT = {"first_byte_timeout_s": 0.2, "whole_answer_timeout_s": 0.2}
+
 BEFORE_THE_FIRST_BYTE = [
     Script(fault=Fault.CLOSE_BEFORE_HEAD),
     Script(fault=Fault.RESET_BEFORE_HEAD),
@@ -180,7 +182,7 @@ async def test_a_failure_before_the_first_byte_is_retried_elsewhere(
     bad, good = await start_engine(), await start_engine()
     bad.script = script
 
-    async with running_router([bad, good], first_byte_timeout_s=0.2) as router:
+    async with running_router([bad, good], **SHORT) as router:
         answers = [await ask(router, body) for _ in range(2)]
 
         assert [answer.status_code for answer in answers] == [200, 200]
@@ -211,12 +213,25 @@ async def test_a_failure_without_another_engine_is_an_error_object(
     engine = await start_engine()
     engine.script = script
 
-    async with running_router([engine], first_byte_timeout_s=0.2) as router:
+    async with running_router([engine], **SHORT) as router:
         answer = await ask(router, body)
 
         assert answer.status_code == status
         assert error_of(answer)["message"]
         assert in_flight(router) == [0]
+
+
+async def test_a_plain_answer_may_take_longer_than_a_streams_first_byte(
+    start_engine: StartEngine,
+) -> None:
+    slow, other = await start_engine(), await start_engine()
+    slow.script = other.script = Script(delay_s=0.3)
+
+    async with running_router([slow, other], first_byte_timeout_s=0.1) as router:
+        answer = await ask(router, CHAT)
+
+        assert answer.status_code == 200
+        assert len(slow.requests) + len(other.requests) == 1
 
 
 @pytest.mark.parametrize("status", [429, 503])

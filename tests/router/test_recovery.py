@@ -43,7 +43,12 @@ async def test_after_a_storm_of_failures_a_healthy_engine_serves_at_once(
     engine = await start_engine(max_num_seqs=1000)
 
     async with (
-        running_router([engine], first_byte_timeout_s=0.3, connect_timeout_s=0.3) as router,
+        running_router(
+            [engine],
+            first_byte_timeout_s=0.3,
+            whole_answer_timeout_s=0.3,
+            connect_timeout_s=0.3,
+        ) as router,
         client_of(router) as client,
     ):
         if fault == "refuses":
