@@ -158,7 +158,7 @@ async def test_a_client_cannot_speak_as_a_router(
     assert engine.requests == []
 
 
-SHORT = {"first_byte_timeout_s": 0.2, "whole_answer_timeout_s": 0.2}
+SHORT: dict[str, Any] = {"first_byte_timeout_s": 0.2, "whole_answer_timeout_s": 0.2}
 
 BEFORE_THE_FIRST_BYTE = [
     Script(fault=Fault.CLOSE_BEFORE_HEAD),
