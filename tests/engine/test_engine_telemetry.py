@@ -206,9 +206,9 @@ async def test_an_overflowing_stream_starts_anew_with_a_snapshot(
             body = {"model": "sim", "prompt": "long " * 200, "max_tokens": 1}
             await client.post("/v1/completions", json=body)
 
-        await stream.read_until(lambda: stream.num_snapshots == 2)
+        await stream.read_until(lambda: len(stream.hashes) == 1000 // 64)
 
-    assert len(stream.hashes) == 1000 // 64
+    assert stream.num_snapshots >= 2
 
 
 @pytest.mark.parametrize("secret", [None, "wrong"])
