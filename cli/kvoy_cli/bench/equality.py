@@ -88,7 +88,7 @@ def _setups(context: BenchContext, tiny: Path) -> list[Setup]:
         sizes = CaseSizes(count=12, num_prefixes=3, max_prefix=40, max_tail=8, max_output=12)
         plain = ("--kernels", "torch")
         return [Setup("tiny, float64", tiny, "float64", plain, sizes, 24, is_exact=True)]
-    few = CaseSizes(count=40, num_prefixes=5, max_prefix=120, max_tail=40, max_output=32)
+    few = CaseSizes(count=40, num_prefixes=5, max_prefix=120, max_tail=40, max_output=96)
     real = context.model_folder()
     name = real.name
     return [

@@ -56,7 +56,9 @@ class CaseSizes:
     max_prefix: int = 160
     max_tail: int = 60
     min_output: int = 8
-    max_output: int = 40
+    max_output: int = 120
+    """Well beyond the room that an engine leaves for growth when it admits a sequence: else a small
+    pool would queue requests and never preempt one."""
 
     @property
     def longest(self) -> int:
