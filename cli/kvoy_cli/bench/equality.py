@@ -93,11 +93,11 @@ def _setups(context: BenchContext, tiny: Path) -> list[Setup]:
     name = real.name
     return [
         Setup(
-            "tiny, float64", tiny, "float64", ("--kernels", "torch"), CaseSizes(), 64, is_exact=True
+            "tiny, float64", tiny, "float64", ("--kernels", "torch"), CaseSizes(), 40, is_exact=True
         ),
-        Setup("tiny, float32", tiny, "float32", (), CaseSizes(), 64),
-        Setup(f"{name}, float32", real, "float32", (), few, 48),
-        Setup(f"{name}, auto", real, "auto", (), few, 48, is_half=True),
+        Setup("tiny, float32", tiny, "float32", (), CaseSizes(), 40),
+        Setup(f"{name}, float32", real, "float32", (), few, 32),
+        Setup(f"{name}, auto", real, "auto", (), few, 32, is_half=True),
     ]
 
 
