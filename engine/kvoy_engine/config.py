@@ -144,7 +144,7 @@ class EngineConfig:
         64, help="tokens between the block hashes told to routers; a multiple of --block-size"
     )
     interference_ratio: float = setting(
-        2.15,
+        2.22,
         help="while sequences stream, a step with prompt chunks takes at most so many times a step "
         "without; 0: no bound",
     )

@@ -26,7 +26,7 @@ class CoreConfig:
     """Sequences that wait; when so many do, further requests are refused as saturated. Preempted
     ones return to the queue regardless."""
     enable_prefix_caching: bool = True
-    interference_ratio: float = 2.15
+    interference_ratio: float = 2.22
     """While sequences stream, a step with prefill chunks takes at most so many times the estimated
     time of its decodes alone. Leaves about half of the time to prefill, and room for slow steps
     below a threefold gap. 0: no bound."""
