@@ -32,8 +32,8 @@ MAX_REMEMBERED_NUMBERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    stale_after_s: float = 3.0
-    """Engines report at least each second; after three silent ones a report is not believed."""
+    stale_after_s: float = 5.0
+    """Engines report at least each second; after five silent ones a report is not believed."""
     max_index_entries: int = 16_000_000
     """About 2 GB if ever reached; an engine of 300,000 KV tokens puts 5,000 in."""
 
