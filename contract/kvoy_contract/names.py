@@ -30,3 +30,24 @@ DEFAULT_ROUTER_PORT = 8000
 DEFAULT_ENGINE_PORT = 8100
 """HTTP; the engine's gRPC telemetry listens on the HTTP port + 1000 unless told otherwise."""
 TELEMETRY_PORT_OFFSET = 1000
+ROUTER_ADMIN_PORT = 8001
+GROUP_PORT = 9200
+"""Where the leader of a group of engine processes waits for the others."""
+
+# Labels and annotations in a cluster.
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+MANAGED_BY = "kvoy-operator"
+SERVICE_LABEL = "kvoy.dev/service"
+ROUTER_LABEL = "kvoy.dev/router"
+COMPONENT_LABEL = "kvoy.dev/component"
+POOL_LABEL = "kvoy.dev/pool"
+REVISION_LABEL = "kvoy.dev/revision"
+ENGINE_COMPONENT = "engine"
+ROUTER_COMPONENT = "router"
+MODEL_CACHE_COMPONENT = "model-cache"
+SERVING_POOL = "serving"
+PREFILL_POOL = "prefill"
+RESTARTED_AT_ANNOTATION = "kvoy.dev/restartedAt"
+
+API_GROUP = "kvoy.dev"
+API_VERSION = "v1alpha1"
