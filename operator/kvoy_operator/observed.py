@@ -24,6 +24,8 @@ class ContainerView:
     name: str
     is_ready: bool
     restart_count: int
+    is_started: bool = True
+    """Its startup probe has passed; until then it cannot have been ready since its last start."""
     waiting_reason: str = ""
     """`CrashLoopBackOff`, `ErrImagePull`, `CreateContainerConfigError`, ...; empty: not waiting."""
     waiting_message: str = ""
@@ -47,6 +49,8 @@ class PodView:
     created_s: float
     """Seconds since the epoch."""
     node: str = ""
+    scheduled_s: float | None = None
+    """When it got its node; None: not yet."""
     unscheduled_since_s: float | None = None
     """Since when the scheduler finds no place; None: scheduled, or not tried yet."""
     unscheduled_message: str = ""
