@@ -99,9 +99,9 @@ class Generation:
         return sum(choice.num_new_tokens for choice in self._choices)
 
     @property
-    def num_started_prompt_tokens(self) -> int:
-        """Of the prompts that the core has begun to answer."""
-        return sum(len(prompt.job.token_ids) for prompt in self._prompts if prompt.is_begun)
+    def started_prompt_lengths(self) -> list[int]:
+        """Tokens of each prompt that the core has begun to answer."""
+        return [len(prompt.job.token_ids) for prompt in self._prompts if prompt.is_begun]
 
     @property
     def resumed(self) -> frozenset[int]:

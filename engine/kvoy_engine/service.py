@@ -70,7 +70,9 @@ class TextService:
             with self.link.open(generation.commands) as stream:
                 yield stream
         finally:
-            self._metrics.prompt_tokens.inc(generation.num_started_prompt_tokens)
+            for num_tokens in generation.started_prompt_lengths:
+                self._metrics.prompt_tokens.inc(num_tokens)
+                self._metrics.prompt_length.observe(num_tokens)
             self._metrics.cached_tokens.inc(generation.num_cached_tokens)
             self._metrics.generated_tokens.inc(generation.num_new_tokens)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -548,6 +549,18 @@ async def test_the_sums_of_usage_are_the_counters(http: httpx.AsyncClient) -> No
     )
     assert 0 <= metric(text, "kvoy_engine_kv_usage_ratio") <= 1
     assert metric(text, "kvoy_engine_requests_total") == 3
+
+
+async def test_every_histogram_of_an_engine_is_fed(http: httpx.AsyncClient) -> None:
+    await complete(http, prompt="a" * 200, max_tokens=7)
+    await complete(http, prompt=["b" * 50, "c" * 70], max_tokens=2)
+
+    text = (await http.get("/metrics")).text
+
+    names = re.findall(r"^# TYPE (\S+) histogram$", text, re.MULTILINE)
+    assert "kvoy_engine_prompt_length_tokens" in names
+    assert not [name for name in names if not metric(text, f"{name}_count")]
+    assert metric(text, "kvoy_engine_prompt_length_tokens_count") == 3
 
 
 @pytest.mark.parametrize("stream", [True, False])
