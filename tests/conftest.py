@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Fixtures that start real Kubernetes clusters, of as many parts as a test needs.
+pytest_plugins = ["kvoy_cluster.fixtures"]
+
 settings.register_profile("kvoy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvoy")
 

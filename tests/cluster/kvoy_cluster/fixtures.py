@@ -1,0 +1,34 @@
+"""pytest plugin: one cluster of each layer per test session, started when the first test asks.
+
+Tests keep apart by namespaces of their own (`create_namespace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvoy_cluster.api_server import ApiServer
+from kvoy_cluster.folders import REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def api_server() -> Iterator[ApiServer]:
+    """etcd, kube-apiserver and kube-controller-manager on loopback; needs no root."""
+    server = ApiServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def kvoy_crds(api_server: ApiServer) -> None:
+    """Kvoy's own resources are served by `api_server`."""
+    apply_kvoy_crds(api_server)
+
+
+def apply_kvoy_crds(server: ApiServer) -> None:
+    """Applies the committed CustomResourceDefinitions to any layer."""
+    files = sorted((REPOSITORY / "crds").glob("*.yaml"))
+    assert files, "no CustomResourceDefinitions in crds/"
+    server.apply_crds(files)
