@@ -6,7 +6,6 @@ that sample or report prompt logprobs.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import time
@@ -19,7 +18,9 @@ import torch
 
 from kvoy_engine.attention import PagedAttention
 from kvoy_engine.batch import Batch, Row, RowOutput, RunnerInfo, RunnerOutput
-from kvoy_engine.kernels.build import KernelsUnavailable, load_kernels
+from kvoy_engine.kernels import prebuilt
+from kvoy_engine.kernels.build import KernelsUnavailable
+from kvoy_engine.kernels.prebuilt import Kernels
 from kvoy_engine.kv_cache import KvCache, KvShape, available_host_bytes
 from kvoy_engine.linear import WeightFormat
 from kvoy_engine.messages import SamplingParams, TokenLogprob
@@ -171,7 +172,8 @@ def load_runner(model_dir: Path, options: RunnerOptions, progress: Progress) -> 
         torch.set_num_threads(options.num_threads or num_usable_cores())
     config = load_model_config(model_dir)
     kernels, no_kernels = _kernels(options, device, progress)
-    choice = choose_format(options.dtype, config, device, kernels)
+    library = None if kernels is None else kernels.library
+    choice = choose_format(options.dtype, config, device, library)
     logger.info("weight format chosen", extra={"format": choice.format.name})
     progress(f"weight format: {choice.format.name}")
     with WeightFiles(model_dir) as files, torch.inference_mode():
@@ -193,10 +195,11 @@ def load_runner(model_dir: Path, options: RunnerOptions, progress: Progress) -> 
     ops: Ops
     greedy = torch_greedy
     reason = no_kernels or _why_not_native(cache, choice.format)
+    variant = "torch"
     if kernels is not None and reason is None:
         threads, activations = torch.get_num_threads(), choice.format.activation_dtype
-        ops = NativeOps(kernels, config, cache, cos, sin, activations, threads)
-        greedy = ops.greedy
+        ops = NativeOps(kernels.library, config, cache, cos, sin, activations, threads)
+        greedy, variant = ops.greedy, kernels.variant
     elif options.kernels == "native":
         raise ValueError(f"kernels native: {reason}")
     else:
@@ -208,13 +211,13 @@ def load_runner(model_dir: Path, options: RunnerOptions, progress: Progress) -> 
         block_bytes=shape.block_bytes,
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
-        numerics=numerics_digest(choice.format, kv_dtype, device, "torch" if reason else "native"),
+        numerics=numerics_digest(choice.format, kv_dtype, device, variant),
         weights_bytes=decoder.weights_bytes,
         details={
             "device": _device_name(device),
             "weights": choice.format.name,
             "kv cache": str(kv_dtype).removeprefix("torch."),
-            "kernels": f"torch ({reason})" if reason else "native",
+            "kernels": f"torch ({reason})" if reason else variant,
             "threads": str(torch.get_num_threads()),
             **choice.explain(),
         },
@@ -224,15 +227,15 @@ def load_runner(model_dir: Path, options: RunnerOptions, progress: Progress) -> 
 
 def _kernels(
     options: RunnerOptions, device: torch.device, progress: Progress
-) -> tuple[ctypes.CDLL | None, str | None]:
+) -> tuple[Kernels | None, str | None]:
     """The compiled kernels, or why there are none."""
     if options.kernels == "torch":
         return None, "chosen"
     if device.type != "cpu":
         return None, "the kernels are for the CPU"
-    progress("CPU kernels, which the first start on a machine compiles")
+    progress("CPU kernels, compiled ahead or by the first start on a machine")
     try:
-        return load_kernels(), None
+        return prebuilt.load(), None
     except KernelsUnavailable as error:
         logger.warning("no compiled kernels, plain torch is slower", extra={"reason": str(error)})
         return None, str(error)

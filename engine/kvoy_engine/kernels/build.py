@@ -1,7 +1,8 @@
-"""Compiles `kernels.cpp` at first use and loads it; the result is kept in a cache folder.
+"""Compiles `kernels.cpp`: for this very machine at first use, or for a named instruction set.
 
-The file name holds a digest of the source, the compiler and the CPU, so a change of any of them
-compiles anew. Of processes that start at once one compiles, under a lock, and the others wait.
+What is compiled at first use is kept in a cache folder. Its file name holds a digest of the source,
+the compiler and the CPU, so a change of any of them compiles anew. Of processes that start at once
+one compiles, under a lock, and the others wait.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -23,7 +25,8 @@ from kvoy_engine.home import home
 from kvoy_engine.linear import cpu_flags
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-w")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-w")
+_THIS_MACHINE = ("-march=native",)
 _COMPILE_TIMEOUT_S = 300
 
 
@@ -36,9 +39,7 @@ def load_kernels(cache_dir: Path | None = None) -> ctypes.CDLL:
 
     Raises KernelsUnavailable.
     """
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if not compiler:
-        raise KernelsUnavailable("there is no C++ compiler (g++)")
+    compiler = find_compiler()
     openmp = _openmp_library()
     path = (cache_dir or default_cache_dir()) / f"{_digest(compiler, openmp)}.so"
     if not path.is_file():
@@ -48,13 +49,41 @@ def load_kernels(cache_dir: Path | None = None) -> ctypes.CDLL:
                 # The kernel frees it when the process ends, however it ends.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not path.is_file():
-                    _compile(compiler, openmp, path)
+                    _compile(compiler, openmp, _THIS_MACHINE, path)
         except OSError as error:
             raise KernelsUnavailable(f"the kernels cannot be stored: {error}") from error
+    return open_library(path)
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Raises KernelsUnavailable."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelsUnavailable(f"{path} cannot be loaded: {error}") from error
+
+
+def find_compiler() -> str:
+    """`$CXX`, else g++ or c++. Raises KernelsUnavailable when there is none."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if not compiler:
+        raise KernelsUnavailable("there is no C++ compiler (g++)")
+    return compiler
+
+
+def compile_for(machine_flags: Sequence[str], path: Path) -> None:
+    """Write the library for the instruction set that the compiler's flags name to `path`.
+
+    Raises KernelsUnavailable.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _compile(find_compiler(), _openmp_library(), machine_flags, path)
+
+
+def source_digest(machine_flags: Sequence[str]) -> str:
+    """Of what a library for these flags is made from, whatever compiles it."""
+    parts = (_SOURCE.read_text(encoding="utf-8"), *_FLAGS, *machine_flags)
+    return blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def default_cache_dir() -> Path:
@@ -76,7 +105,7 @@ def _digest(compiler: str, openmp: Path | None) -> str:
     version = _run([compiler, "--version"]).stdout
     parts = (
         _SOURCE.read_text(encoding="utf-8"),
-        " ".join(_FLAGS),
+        " ".join((*_FLAGS, *_THIS_MACHINE)),
         version,
         platform.machine(),
         " ".join(sorted(cpu_flags())),
@@ -85,11 +114,11 @@ def _digest(compiler: str, openmp: Path | None) -> str:
     return blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
-def _compile(compiler: str, openmp: Path | None, path: Path) -> None:
+def _compile(compiler: str, openmp: Path | None, machine_flags: Sequence[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         object_file, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
         has_openmp = openmp is not None or sys.platform == "linux"
-        compile_flags = [*_FLAGS, *(["-fopenmp"] if has_openmp else [])]
+        compile_flags = [*_FLAGS, *machine_flags, *(["-fopenmp"] if has_openmp else [])]
         _checked([compiler, *compile_flags, "-c", str(_SOURCE), "-o", str(object_file)])
         link_flags = [str(openmp)] if openmp else (["-fopenmp"] if has_openmp else [])
         _checked([compiler, "-shared", str(object_file), "-o", str(library), *link_flags])
