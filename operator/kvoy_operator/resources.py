@@ -130,4 +130,6 @@ def _to_invalid_spec(error: ErrorDetails) -> InvalidSpec:
         parts.append(error["ctx"]["field"])
     if error["type"] == "extra_forbidden":
         return InvalidSpec(".".join(parts), "no such field; remove it or correct its name")
+    if error["type"] == "value_error":
+        return InvalidSpec(".".join(parts), str(error["ctx"]["error"]))
     return InvalidSpec(".".join(parts), error["msg"])
