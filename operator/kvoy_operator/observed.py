@@ -59,6 +59,8 @@ class PodView:
     group_index: int | None = None
     worker_index: int | None = None
     """Of a LeaderWorkerSet's pod; its leader has 0."""
+    reason: str = ""
+    """The pod's own status reason: `Evicted`, `NodeLost`, `UnexpectedAdmissionError`, ..."""
     message: str = ""
     """The pod's own status message, as after an eviction."""
 
