@@ -1,0 +1,182 @@
+"""Leader election by a Lease: of several operators one acts, and another one takes over in time.
+
+The holder renews the Lease; the others watch it by their own clocks, so that clocks need not agree.
+A holder that cannot renew in time raises, and its process ends before another one may begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kvoy_operator.api import Api
+from kvoy_operator.api_errors import ApiFailure, ApiRefusal
+from kvoy_operator.kinds import LEASE
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    lease_s: float = 15.0
+    """After so long without a renewal others may take the Lease."""
+    renew_deadline_s: float = 10.0
+    """After so long without a successful renewal the holder gives up; less than `lease_s`."""
+    retry_s: float = 2.0
+    """Between two looks at the Lease."""
+
+
+class LeadershipLost(Exception):
+    """The Lease belongs to somebody else, or could not be renewed in time."""
+
+
+class LeaderElection:
+    """`acquire`, then `hold` until it raises or is cancelled, then `release`."""
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        identity: str,
+        times: LeaseTimes | None = None,
+    ) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._times = times or LeaseTimes()
+        self._lease: dict[str, Any] = {}
+        self._seen_version = ""
+        self._seen_s = 0.0
+        self._reported = ""
+        self.is_leader = False
+
+    async def acquire(self) -> None:
+        """Return once the Lease is ours. A server that cannot be reached is waited for."""
+        while True:
+            try:
+                if await self._try_to_acquire():
+                    self.is_leader = True
+                    return
+            except ApiFailure as error:
+                self._report(f"cannot reach the lease: {error}")
+            await asyncio.sleep(self._times.retry_s)
+
+    async def hold(self) -> None:
+        """Renew until cancelled. Raises LeadershipLost."""
+        try:
+            renewed_s = self._now()
+            while True:
+                await asyncio.sleep(self._times.retry_s)
+                left_s = renewed_s + self._times.renew_deadline_s - self._now()
+                started_s = self._now()
+                if await self._renew(left_s):
+                    # Counted from before the request: the server wrote it at some time since.
+                    renewed_s = started_s
+                elif self._now() - renewed_s >= self._times.renew_deadline_s:
+                    raise LeadershipLost("the lease could not be renewed in time")
+        finally:
+            self.is_leader = False
+
+    async def release(self) -> None:
+        """Give the Lease up, so that another one need not wait for its end."""
+        if self._holder() != self._identity:
+            return
+        self._fill(holder="", lease_s=1)
+        try:
+            await self._write("PUT")
+        except ApiFailure as error:
+            log.warning("the lease was not released", extra={"error": str(error)})
+
+    async def _renew(self, left_s: float) -> bool:
+        """Whether the Lease was renewed. Raises LeadershipLost when somebody else has it."""
+        try:
+            async with asyncio.timeout(max(left_s, 0.1)):
+                self._fill(holder=self._identity, lease_s=self._times.lease_s)
+                await self._write("PUT")
+            return True
+        except TimeoutError:
+            return False
+        except ApiRefusal as error:
+            if not (error.is_conflict or error.is_not_found):
+                return False
+        except ApiFailure:
+            return False
+        # Somebody wrote the Lease, which may have been ourselves in a request without an answer.
+        try:
+            await self._read()
+        except ApiFailure:
+            return False
+        if self._holder() not in ("", self._identity):
+            raise LeadershipLost(f"the lease belongs to {self._holder()}")
+        return False
+
+    async def _try_to_acquire(self) -> bool:
+        try:
+            await self._read()
+        except ApiRefusal as error:
+            if not error.is_not_found:
+                raise
+            return await self._take("POST")
+        if self._holder() == self._identity or not self._holder() or self._is_expired():
+            return await self._take("PUT")
+        self._report(f"the lease belongs to {self._holder()}")
+        return False
+
+    async def _take(self, method: str) -> bool:
+        if method == "POST":
+            self._lease = {"metadata": {"name": self._name}, "spec": {"leaseTransitions": -1}}
+        self._fill(holder=self._identity, lease_s=self._times.lease_s)
+        try:
+            await self._write(method)
+        except ApiRefusal as error:
+            if error.is_conflict:
+                return False
+            raise
+        log.info("leads", extra={"identity": self._identity})
+        return True
+
+    def _is_expired(self) -> bool:
+        """Whether the Lease has stayed as it is for its whole duration, by our own clock."""
+        duration_s = float(self._lease["spec"].get("leaseDurationSeconds") or self._times.lease_s)
+        return self._now() - self._seen_s >= duration_s
+
+    def _holder(self) -> str:
+        return str((self._lease.get("spec") or {}).get("holderIdentity") or "")
+
+    def _fill(self, *, holder: str, lease_s: float) -> None:
+        spec = self._lease.setdefault("spec", {})
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if spec.get("holderIdentity") != holder:
+            spec["acquireTime"] = now
+            if holder:
+                spec["leaseTransitions"] = spec.get("leaseTransitions", 0) + 1
+        spec |= {"holderIdentity": holder, "leaseDurationSeconds": int(lease_s), "renewTime": now}
+
+    async def _read(self) -> None:
+        path = LEASE.path(self._namespace, self._name)
+        timeout_s = self._times.renew_deadline_s / 2
+        self._see(await self._api.request("GET", path, timeout_s=timeout_s))
+
+    async def _write(self, method: str) -> None:
+        path = LEASE.path(self._namespace, "" if method == "POST" else self._name)
+        timeout_s = self._times.renew_deadline_s / 2
+        self._see(await self._api.request(method, path, body=self._lease, timeout_s=timeout_s))
+
+    def _see(self, lease: dict[str, Any]) -> None:
+        version = lease["metadata"]["resourceVersion"]
+        if version != self._seen_version:
+            self._seen_version, self._seen_s = version, self._now()
+        self._lease = lease
+
+    def _report(self, state: str) -> None:
+        if state != self._reported:
+            self._reported = state
+            log.info("follows", extra={"identity": self._identity, "why": state})
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

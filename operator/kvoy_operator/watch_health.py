@@ -1,0 +1,98 @@
+"""Whether the watches live: for each kind, when the API server last gave a sign of life.
+
+kopf reconnects a quiet watch after a minute and a long one after some more. So a kind whose list or
+watch has not been answered for longer than both together is stalled, whatever the reason: a cut
+network without an error, a watch task that ended, a rule that is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import aiohttp
+
+from kvoy_operator.kinds import Kind
+
+log = logging.getLogger(__name__)
+
+SERVER_TIMEOUT_S = 180
+"""How long one watch request may last: the server ends it, kopf goes on with the next."""
+INACTIVITY_TIMEOUT_S = 70
+"""The server sends a bookmark every minute; a watch without one is dead."""
+STALLED_AFTER_S = SERVER_TIMEOUT_S + 2 * INACTIVITY_TIMEOUT_S
+
+
+@dataclass(slots=True)
+class _Watch:
+    last_sign_s: float
+    last_status: int = 0
+
+
+class WatchHealth:
+    """Written by kopf's thread, read by the operator's."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watches: dict[str, _Watch] = {}
+        self._plurals: dict[str, str] = {}
+
+    def expect(self, kind: Kind) -> None:
+        """From now on `kind` is watched."""
+        with self._lock:
+            self._watches[kind.name] = _Watch(self._clock())
+            self._plurals[kind.plural] = kind.name
+
+    def dismiss(self, kind: Kind) -> None:
+        """`kind` is no longer watched."""
+        with self._lock:
+            self._watches.pop(kind.name, None)
+
+    def saw_event(self, kind: Kind) -> None:
+        with self._lock:
+            if kind.name in self._watches:
+                self._watches[kind.name].last_sign_s = self._clock()
+
+    def saw_answer(self, path: str, status: int) -> None:
+        """A list or watch at `path` was answered, which is worth a line when it changes."""
+        name = self._plurals.get(path.rsplit("/", 1)[-1])
+        with self._lock:
+            watch = self._watches.get(name or "")
+            if watch is None:
+                return
+            if status < 400:
+                watch.last_sign_s = self._clock()
+            before, watch.last_status = watch.last_status, status
+        if status >= 400 and status != before:
+            log.warning("watch refused", extra={"kind": name, "path": path, "status": status})
+        elif status < 400 <= before:
+            log.info("watch works again", extra={"kind": name})
+
+    def ages_s(self) -> dict[str, float]:
+        """Seconds since the last sign of life, by kind."""
+        now = self._clock()
+        with self._lock:
+            return {name: now - watch.last_sign_s for name, watch in self._watches.items()}
+
+    def stalled(self) -> list[str]:
+        """Kinds whose watch is dead."""
+        return sorted(name for name, age_s in self.ages_s().items() if age_s > STALLED_AFTER_S)
+
+    def trace(self) -> aiohttp.TraceConfig:
+        """Hooks for the session that kopf watches with."""
+        trace = aiohttp.TraceConfig()
+
+        async def on_end(
+            _session: aiohttp.ClientSession,
+            _context: SimpleNamespace,
+            params: aiohttp.TraceRequestEndParams,
+        ) -> None:
+            self.saw_answer(params.url.path, params.response.status)
+
+        trace.on_request_end.append(on_end)
+        return trace
