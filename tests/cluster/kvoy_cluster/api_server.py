@@ -26,6 +26,7 @@ from kvoy_cluster.run import Run
 from kvoy_cluster.waiting import wait_for
 from kvoy_contract.testing_ports import free_port
 
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _START_TIMEOUT_S = 120.0
 _KUBECTL_TIMEOUT_S = 180.0
 
@@ -96,22 +97,22 @@ class ApiServer:
         return name
 
     def apply_crds(self, files: Iterable[Path]) -> None:
-        """Applies CustomResourceDefinitions, and returns when their resources are served.
+        """Installs the CustomResourceDefinitions in `files`.
 
         Then starts the controllers again: the garbage collector looks for new kinds only every 30
         seconds, and would leave the children of a deleted object that long.
         """
-        definitions = [crd for file in files for crd in yaml.safe_load_all(file.read_text())]
+        self.install_crds([crd for file in files for crd in yaml.safe_load_all(file.read_text())])
+        self.processes.restart("kube-controller-manager")
+        self._wait_for_controllers()
+
+    def install_crds(self, definitions: Sequence[Mapping[str, Any]]) -> None:
+        """Applies CustomResourceDefinitions, and returns when their resources are served."""
         for crd in definitions:
-            path = (
-                f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-            )
-            self.api.apply(path, crd)
+            self.api.apply(f"{_CRDS}/{crd['metadata']['name']}", crd)
         for crd in definitions:
             for path in _served_paths(crd):
                 self._wait(partial(self.api.exists, path), f"{path} served")
-        self.processes.restart("kube-controller-manager")
-        self._wait_for_controllers()
 
     def _choose_place(self) -> Place:
         port = free_port(offsets=(0, 1, 2))
@@ -124,10 +125,10 @@ class ApiServer:
 
     def _start_api(self) -> None:
         etcd = components.etcd(self._program("etcd"), self.place, self.folder / "etcd")
-        self.processes.start("etcd", etcd)
+        self._start_part("etcd", etcd)
         folder = self.keys.folder
         server = components.api_server(self._program("kube-apiserver"), self.place, folder)
-        self.processes.start("kube-apiserver", server)
+        self._start_part("kube-apiserver", server)
         self._wait(lambda: self.api.get("/readyz") == "ok", "API server ready")
 
     def _start_controllers(self) -> None:
@@ -135,7 +136,11 @@ class ApiServer:
         argv = components.controller_manager(
             self._program("kube-controller-manager"), self.keys.folder, self.node_grace_s
         )
-        self.processes.start("kube-controller-manager", argv)
+        self._start_part("kube-controller-manager", argv)
+
+    def _start_part(self, name: str, argv: Sequence[str | Path]) -> None:
+        """Starts a part of the control plane where this layer has it."""
+        self.processes.start(name, argv)
 
     def _wait_for_controllers(self) -> None:
         """A new namespace gets its ServiceAccount: the controllers work."""

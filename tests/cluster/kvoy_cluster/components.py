@@ -16,6 +16,8 @@ DNS_DOMAIN = "cluster.local"
 
 LOOPBACK = "127.0.0.1"
 
+Argv = list[str | Path]
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -44,7 +46,7 @@ class Place:
         )
 
 
-def etcd(program: Path, place: Place, data: Path) -> list[str | Path]:
+def etcd(program: Path, place: Place, data: Path) -> Argv:
     client = f"http://{LOOPBACK}:{place.etcd_port}"
     peer = f"http://{LOOPBACK}:{place.etcd_peer_port}"
     return [
@@ -60,7 +62,7 @@ def etcd(program: Path, place: Place, data: Path) -> list[str | Path]:
     ]
 
 
-def api_server(program: Path, place: Place, keys: Path) -> list[str | Path]:
+def api_server(program: Path, place: Place, keys: Path) -> Argv:
     # A loopback address cannot be an endpoint of the Service `kubernetes`: without nodes, none is.
     endpoints = "lease" if place.api_address else "none"
     return [
@@ -95,7 +97,7 @@ def api_server(program: Path, place: Place, keys: Path) -> list[str | Path]:
     ]
 
 
-def controller_manager(program: Path, keys: Path, node_grace_s: int) -> list[str | Path]:
+def controller_manager(program: Path, keys: Path, node_grace_s: int) -> Argv:
     """`node_grace_s`: how long a node may be silent before it counts as unready."""
     return [
         program,
@@ -116,7 +118,7 @@ def controller_manager(program: Path, keys: Path, node_grace_s: int) -> list[str
     ]
 
 
-def scheduler(program: Path, keys: Path) -> list[str | Path]:
+def scheduler(program: Path, keys: Path) -> Argv:
     return [
         program,
         f"--kubeconfig={keys}/scheduler.kubeconfig",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvoy_cluster.api_server import ApiServer
+from kvoy_cluster.control_plane import ControlPlane
 from kvoy_cluster.folders import REPOSITORY
 
 
@@ -25,6 +26,14 @@ def api_server() -> Iterator[ApiServer]:
 def kvoy_crds(api_server: ApiServer) -> None:
     """Kvoy's own resources are served by `api_server`."""
     apply_kvoy_crds(api_server)
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """`api_server`'s parts, a scheduler and the LeaderWorkerSet controller; needs no root."""
+    plane = ControlPlane()
+    yield plane
+    plane.stop()
 
 
 def apply_kvoy_crds(server: ApiServer) -> None:
