@@ -25,7 +25,7 @@ endif
 EXTRAS_torch := engine,router,cli
 EXTRAS_sim := sim,router,cli
 
-.PHONY: help up test check lint unit model format proto gpu-smoke bench clean
+.PHONY: help up test check lint unit model format proto monitoring gpu-smoke bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
@@ -64,6 +64,9 @@ format: $(STAMPS)/dev ## format the code, and fix what the linter can fix
 
 proto: $(STAMPS)/dev ## generate the telemetry stubs
 	tools/proto.sh $(BIN)/python
+
+monitoring: $(STAMPS)/dev ## generate the chart's dashboards and alerts
+	PYTHONPATH=deploy/monitoring $(BIN)/python -m kvoy_monitoring charts/kvoy
 
 gpu-smoke: $(STAMPS)/dev ## the engine on a CUDA device, compared with the CPU
 	$(BIN)/python -m kvoy_engine.gpu_smoke $(ARGS)
