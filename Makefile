@@ -25,7 +25,7 @@ endif
 EXTRAS_torch := engine,router,cli
 EXTRAS_sim := sim,router,cli
 
-.PHONY: help up test check lint unit model format proto monitoring gpu-smoke bench clean
+.PHONY: help up test check lint unit model format proto crds monitoring gpu-smoke bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
@@ -67,6 +67,9 @@ proto: $(STAMPS)/dev ## generate the telemetry stubs
 
 monitoring: $(STAMPS)/dev ## generate the chart's dashboards and alerts
 	PYTHONPATH=deploy/monitoring $(BIN)/python -m kvoy_monitoring charts/kvoy
+
+crds: $(STAMPS)/dev ## write crds/ from the operator's typed specs
+	$(BIN)/python -m kvoy_operator.crd crds
 
 gpu-smoke: $(STAMPS)/dev ## the engine on a CUDA device, compared with the CPU
 	$(BIN)/python -m kvoy_engine.gpu_smoke $(ARGS)

@@ -63,21 +63,22 @@ class LLMRoleScaler(Resource[LLMRoleScalerSpec]):
 
 NAME_RULES: Final = (
     Rule(
-        "metadata.name",
+        "metadata",
         f"metadata.name: at most {MAX_NAME_LENGTH} characters, since names of pods and Services "
         "are made from it",
         f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
         lambda name: len(name) <= MAX_NAME_LENGTH,
     ),
     Rule(
-        "metadata.name",
+        "metadata",
         "metadata.name: lower-case letters, digits and '-', beginning with a letter and not ending "
         "with '-', since a Service gets this name",
         f"self.metadata.name.matches('{_NAME_PATTERN}')",
         lambda name: re.search(_NAME_PATTERN, name) is not None,
     ),
 )
-"""Of services and routers, whose names become those of Services. `holds` takes the name."""
+"""Of services and routers, whose names become those of Services. `holds` takes the name. (A schema
+cannot point at `metadata.name`, only at `metadata`.)"""
 
 
 def parse_service(body: Mapping[str, Any]) -> LLMService:
@@ -100,7 +101,7 @@ def parse_scaler(body: Mapping[str, Any]) -> LLMRoleScaler:
 def _check_name(body: Mapping[str, Any]) -> None:
     for rule in NAME_RULES:
         if rule.holds is not None and not rule.holds(body["metadata"]["name"]):
-            raise InvalidSpec(rule.field, rule.message)
+            raise InvalidSpec("metadata.name", rule.message)
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:

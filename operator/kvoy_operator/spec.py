@@ -16,6 +16,7 @@ from kvoy_operator.cel_rules import Rule, duration_within, never_changes
 from kvoy_operator.durations import Duration
 from kvoy_operator.spec_engine import EngineSpec
 from kvoy_operator.spec_fields import (
+    LabelValue,
     ObjectName,
     PodTemplate,
     QualifiedName,
@@ -126,7 +127,7 @@ class LLMServiceSpec(PoolSpec):
         le=MAX_REPLICAS,
     )
     model: ModelSpec = Field(description="The model.")
-    engine: EngineSpec = implied(EngineSpec(), "The engine of both pools.")
+    engine: EngineSpec = fixed(EngineSpec(), "The engine of both pools.")
     prefill: PoolSpec | None = implied(
         None,
         "A second pool that computes prompts for the serving pool, which then decodes. Left out, "
@@ -137,7 +138,10 @@ class LLMServiceSpec(PoolSpec):
     )
     rollout: Rollout = implied(Rollout(), "How a change replaces the engines of both pools.")
     image_pull_secrets: tuple[SecretReference, ...] = implied(
-        (), "Secrets to pull images with, for every pod of the service.", max_length=16
+        (),
+        "Secrets to pull images with, for every pod of the service.",
+        list_keys=("name",),
+        max_length=16,
     )
 
     @property
@@ -166,7 +170,7 @@ class LabelRequirement(SpecModel):
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
         description="How the label is compared with the values."
     )
-    values: tuple[str, ...] = implied(
+    values: tuple[LabelValue, ...] = implied(
         (), "Values for In and NotIn; none for Exists and DoesNotExist.", max_length=64
     )
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -194,7 +198,7 @@ class LabelRequirement(SpecModel):
 class LabelSelector(SpecModel):
     """Kubernetes' own selector of objects by their labels; an empty one selects everything."""
 
-    match_labels: dict[str, str] = implied(
+    match_labels: dict[str, LabelValue] = implied(
         {}, "Labels that an object must have, with these values.", max_length=64
     )
     match_expressions: tuple[LabelRequirement, ...] = implied(
@@ -232,6 +236,7 @@ class LLMRouterSpec(RouterOptions):
         (),
         "How requests for one model name are split between services that serve it. A service that "
         f"is not listed weighs {DEFAULT_WEIGHT}.",
+        list_keys=("service",),
         max_length=256,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ _OPERATOR_FLAGS: Final = (
     "|master-addr|master-port|tensor-parallel-size|pipeline-parallel-size|drain-timeout-s"
 )
 _FIELD_FLAGS: Final = "max-model-len|gpu-memory-utilization"
+Argument = Annotated[str, Field(max_length=4096)]
 _OPERATOR_ENV: Final = "KVOY_SECRET|LWS_[A-Z_]*"
 
 
@@ -149,13 +150,16 @@ class EngineSpec(SpecModel):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = implied(
         None, "When to pull the image. Default: the operator's setting, IfNotPresent unless told."
     )
-    args: tuple[str, ...] = implied(
+    args: tuple[Argument, ...] = implied(
         (),
         "More arguments of `kvoy serve`, after those of the operator.",
         max_length=128,
     )
     env: tuple[EnvVar, ...] = implied(
-        (), "More environment variables of the engine, as in a pod.", max_length=128
+        (),
+        "More environment variables of the engine, as in a pod.",
+        list_keys=("name",),
+        max_length=128,
     )
     max_model_len: int | None = implied(
         None,

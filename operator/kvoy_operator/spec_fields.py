@@ -9,7 +9,7 @@ Knows no particular field. `crd` turns the models into schemas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import (
@@ -18,12 +18,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainValidator,
     WithJsonSchema,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from kvoy_operator.cel_rules import Rule
 from kvoy_operator.durations import DURATION_PATTERN, MAX_DURATION_LENGTH, Duration
@@ -32,6 +33,7 @@ from kvoy_operator.quantities import MAX_QUANTITY_LENGTH, QUANTITY_PATTERN, pars
 IMPLIED: Final = "x-implied-default"
 """Marks, inside this program only, a default that stays out of the schema."""
 NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 QUALIFIED_NAME_PATTERN: Final = (
     r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 )
@@ -44,6 +46,15 @@ class SpecModel(BaseModel):
         frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        if cls.rules:
+            schema["x-kubernetes-validations"] = [rule.to_schema() for rule in cls.rules]
+        return schema
 
     @model_validator(mode="after")
     def _keep_rules(self) -> SpecModel:
@@ -59,9 +70,16 @@ def fixed(default: Any, description: str, **limits: Any) -> Any:
     return Field(default, description=description, **limits)
 
 
-def implied(default: Any, description: str, **limits: Any) -> Any:
-    """An optional field without a default in the schema; `default` is what the operator takes."""
-    return Field(default, description=description, json_schema_extra={IMPLIED: True}, **limits)
+def implied(default: Any, description: str, *, list_keys: Sequence[str] = (), **limits: Any) -> Any:
+    """An optional field without a default in the schema; `default` is what the operator takes.
+
+    `list_keys` are fields of a list's elements that tell them apart: two appliers may then own
+    different elements, and no two elements may be alike in them.
+    """
+    extra: dict[str, Any] = {IMPLIED: True}
+    if list_keys:
+        extra |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(list_keys)}
+    return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
 def _is_mapping_of_text(value: object) -> bool:
@@ -123,6 +141,7 @@ def _read_duration(value: object) -> Duration:
 
 
 ObjectName = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=253)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN, max_length=63)]
 QualifiedName = Annotated[str, Field(pattern=QUALIFIED_NAME_PATTERN, min_length=1, max_length=317)]
 """A label's or a resource's name, with or without a domain before it."""
 Time = Annotated[

@@ -159,6 +159,7 @@ class PoolSpec(SpecModel):
         (),
         "Claims that bring the devices, instead of a device plugin; gpus then says how many "
         "devices they bring.",
+        list_keys=("name",),
         max_length=8,
     )
     parallelism: Parallelism | None = implied(
