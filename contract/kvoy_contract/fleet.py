@@ -12,6 +12,8 @@ from typing import Annotated
 
 import msgspec
 
+from kvoy_contract.envelope import check_secret
+
 MAX_WEIGHT = 1000
 DEFAULT_WEIGHT = 100
 
@@ -29,7 +31,8 @@ class FleetService(msgspec.Struct, frozen=True, kw_only=True):
     secret: _Text
     """What the service's engines ask of a router."""
     weight: _Weight = DEFAULT_WEIGHT
-    """Share of the model's traffic against other services of the same model; 0: none."""
+    """Share of the model's traffic against other services of the same model; 0: none while another
+    can serve."""
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +45,15 @@ def parse_fleet(text: str) -> Fleet:
         fleet = msgspec.yaml.decode(text, type=Fleet)
     except msgspec.MsgspecError as error:
         raise ValueError(f"fleet: {error}") from None
-    names = [service.name for service in fleet.services]
-    if len(set(names)) < len(names):
-        raise ValueError("fleet: services: the same name twice")
+    for field in ("name", "uid"):
+        values = [getattr(service, field) for service in fleet.services]
+        if len(set(values)) < len(values):
+            raise ValueError(f"fleet: services: the same {field} twice")
+    for service in fleet.services:
+        try:
+            check_secret(service.secret)
+        except ValueError as error:
+            raise ValueError(f"fleet: services: {service.name}: {error}") from None
     return fleet
 
 

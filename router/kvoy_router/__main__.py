@@ -19,6 +19,7 @@ from kvoy_contract import logs
 from kvoy_contract.settings import read_settings
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
+from kvoy_router.errors import NoClusterError
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config))
+    except NoClusterError as error:
+        print(f"kvoy router: --kubernetes: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"kvoy router: {_explain(error, config)}", file=sys.stderr)
         return 1

@@ -2,7 +2,7 @@
 
 Main: /v1/chat/completions, /v1/completions, /v1/models[/{id}], /tokenize, /detokenize, /health,
 /ready, answered without a framework. Admin (FastAPI): /metrics, /debug/engines, /debug/decisions,
-/docs; on the main port too unless an admin port was asked for.
+/docs; on the main port unless an admin port was asked for, which also has /health and /ready.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from kvoy_contract.openai import (
 )
 from kvoy_router.asgi_bridge import AsgiApp, run_asgi
 from kvoy_router.dispatch import Dispatcher
-from kvoy_router.endpoint import Knowledge
 from kvoy_router.http_message import JSON_TYPE, Request
 from kvoy_router.http_response import Response
 from kvoy_router.metrics import Metrics
+from kvoy_router.pairs import pairs
 from kvoy_router.pool import Pool
 from kvoy_router.prompts import INLINE_BODY_BYTES, Prompts
 from kvoy_router.proxy import Proxy, check_headers
@@ -59,13 +59,16 @@ class Api:
         admin: AsgiApp,
         *,
         admin_on_main_port: bool,
+        unready_reason: Callable[[], str | None],
     ) -> None:
+        """`unready_reason` says why this router is not ready; None when it is."""
         self._proxy = proxy
         self._dispatcher = dispatcher
         self._pool = pool
         self._prompts = prompts
         self._admin = admin
         self._admin_on_main_port = admin_on_main_port
+        self._unready_reason = unready_reason
         self._started = int(time.time())
         self._posts = {TOKENIZE_PATH: self._tokenize, DETOKENIZE_PATH: self._detokenize}
         self._gets: dict[str, Callable[[Response], None]] = {
@@ -115,11 +118,10 @@ class Api:
         response.send(200, [JSON_TYPE], b'{"status":"ok"}')
 
     def _ready(self, response: Response) -> None:
-        """Ready while some engine can be routed to."""
-        if any(is_routable(self._pool, endpoint.id) for endpoint in self._pool.endpoints):
-            response.send(200, [JSON_TYPE], b'{"status":"ready"}')
-        else:
-            response.send(503, [JSON_TYPE], b'{"status":"no engine can be routed to"}')
+        reason = self._unready_reason()
+        status = 200 if reason is None else 503
+        body = msgspec.json.encode({"status": reason or "ready"})
+        response.send(status, [JSON_TYPE], body)
 
     def _cards(self) -> dict[str, ModelCard]:
         cards = {}
@@ -178,16 +180,6 @@ class Api:
         response.send(200, [JSON_TYPE], encode(DetokenizeResponse(prompt=text)))
 
 
-def is_routable(pool: Pool, endpoint_id: str) -> bool:
-    """Whether the engine has said who it is, is ready, and is neither draining nor lost."""
-    endpoint = pool.endpoint(endpoint_id)
-    if endpoint is None or endpoint.info is None or endpoint.is_draining:
-        return False
-    if endpoint.knowledge is Knowledge.LOST or endpoint.load is None:
-        return False
-    return endpoint.load.ready and not endpoint.load.draining
-
-
 def make_admin_app(
     pool: Pool, dispatcher: Dispatcher, metrics: Metrics, now_s: Callable[[], float], version: str
 ) -> FastAPI:
@@ -205,12 +197,15 @@ def make_admin_app(
 
     @app.get("/debug/engines")
     async def list_engines() -> FastApiResponse:
-        """Each engine as this router knows it; `null` is unknown."""
-        engines = [
-            {**fields, "routable": is_routable(pool, fields["id"])}
-            for fields in pool.describe_endpoints(now_s())
-        ]
-        return _json({"router_id": pool.router_id, "engines": engines})
+        """Each engine as this router knows it; `null` is unknown. `pairs` lists what could serve
+        split requests: revisions with ready engines in both pools."""
+        return _json(
+            {
+                "router_id": pool.router_id,
+                "engines": pool.describe_endpoints(now_s()),
+                "pairs": pairs(pool.endpoints),
+            }
+        )
 
     @app.get("/debug/decisions")
     async def list_decisions(

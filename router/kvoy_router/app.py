@@ -12,15 +12,15 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 from kvoy_contract.errors import ApiError
 from kvoy_router.api import Api, make_admin_app
-from kvoy_router.config import EngineAddress, RouterConfig
-from kvoy_router.discovery import Discovery
+from kvoy_router.config import RouterConfig
 from kvoy_router.dispatch import Dispatcher
 from kvoy_router.fleet import Fleet
+from kvoy_router.found import FoundEngine
 from kvoy_router.http_client import ClientPool
 from kvoy_router.http_server import HttpServer
 from kvoy_router.metrics import Metrics, ServerGauges
@@ -28,6 +28,7 @@ from kvoy_router.policies import make_policy
 from kvoy_router.pool import Pool, PoolConfig
 from kvoy_router.prompts import Prompts
 from kvoy_router.proxy import Proxy, ProxyOptions
+from kvoy_router.sources import Sources
 from kvoy_router.telemetry import TelemetryClient, TelemetryOptions
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Router:
     """Made inside a running event loop. `serving` is its life."""
 
     def __init__(self, config: RouterConfig) -> None:
+        """Raises NoClusterError when it is to ask Kubernetes and knows none."""
         self.config = config
         # Not the loop's clock: uvloop's has steps of a millisecond.
         self._now_s = time.monotonic
@@ -61,14 +63,10 @@ class Router:
         self.clients = ClientPool(config.client_limits)
         self.dispatcher = Dispatcher(self.pool, self.prompts, self._now_s, config.decisions_kept)
         self._telemetry_options = TelemetryOptions(
-            router_id, version("kvoy"), config.secret, config.stale_after_s
+            router_id, version("kvoy"), silence_s=config.stale_after_s
         )
         self.fleet = Fleet(self.pool, self.prompts, self._watch, self.metrics.forget_engine)
-        self.discovery = Discovery(
-            config.engines,
-            Path(config.engines_file) if config.engines_file else None,
-            self.fleet.apply,
-        )
+        self.sources = Sources(config, self.pool, self.fleet, self.metrics, self._now_s)
         api = self._make_api(router_id)
         self.server = HttpServer(api.serve_main, config.http_limits, self._on_refused)
         self.admin_server: HttpServer | None = None
@@ -80,7 +78,6 @@ class Router:
         config = self.config
         options = ProxyOptions(
             router_id=router_id,
-            secret=config.secret,
             response_headers=config.response_headers,
             max_retries=config.max_retries,
             request_timeout_s=config.request_timeout_s,
@@ -96,13 +93,24 @@ class Router:
             self.prompts,
             admin,
             admin_on_main_port=config.admin_port is None,
+            unready_reason=self._unready_reason,
         )
 
-    def _watch(self, engine: EngineAddress) -> asyncio.Task[None]:
+    def _watch(self, engine: FoundEngine) -> asyncio.Task[None]:
         client = TelemetryClient(
-            engine, self.pool, self.prompts, self._telemetry_options, self._now_s
+            engine.address,
+            self.pool,
+            self.prompts,
+            replace(self._telemetry_options, secret=engine.origin.secret),
+            self._now_s,
+            engine.origin.pod,
         )
-        return asyncio.create_task(client.run(), name=f"telemetry {engine.http}")
+        return asyncio.create_task(client.run(), name=f"telemetry {engine.address.http}")
+
+    def _unready_reason(self) -> str | None:
+        if self.server.is_draining:
+            return "the router is draining"
+        return self.sources.unready_reason()
 
     def _on_refused(self, error: ApiError) -> None:
         self.metrics.on_refused(error.status)
@@ -112,6 +120,8 @@ class Router:
             connections=self.server.num_connections,
             buffered_bytes=self.server.buffered_bytes,
             idle_engine_connections=self.clients.num_idle,
+            has_kubernetes=self.sources.has_kubernetes,
+            has_fleet=self.sources.has_fleet,
         )
 
     @contextlib.asynccontextmanager
@@ -130,12 +140,13 @@ class Router:
                 raise
             servers.append(self.admin_server)
         helpers = [
-            asyncio.create_task(self.discovery.run(), name="discovery"),
+            *(asyncio.create_task(run, name=name) for name, run in self.sources.runs()),
             asyncio.create_task(self._prune(), name="prune"),
         ]
         try:
             yield
         finally:
+            # The admin port answers to the end: probes see that this router is not ready any more.
             for server in servers:
                 is_clean = await server.drain(self.config.drain_timeout_s)
                 if not is_clean:

@@ -62,6 +62,22 @@ class RouterConfig:
         " read again whenever it changes; added to --engine",
         metavar="FILE",
     )
+    kubernetes: bool = setting(
+        False,
+        help="find engines among the pods of a namespace, by the Kubernetes API: the account's own "
+        "inside a cluster, that of the kubeconfig outside; needs --fleet-file",
+    )
+    kubernetes_namespace: str | None = setting(
+        None,
+        help="namespace of the engines' pods; the router's own, or the kubeconfig's, unless told",
+        metavar="NAME",
+    )
+    fleet_file: str | None = setting(
+        None,
+        help="YAML file with the services whose pods may be used (`services: [{name: N, uid: U, "
+        "model: M, secret: S, weight: W}]`), read again whenever it changes",
+        metavar="FILE",
+    )
     model: tuple[str, ...] = setting(
         (),
         help="name of a model that is served here even while no engine has it: requests for it get "
@@ -72,8 +88,8 @@ class RouterConfig:
     port: int = setting(DEFAULT_ROUTER_PORT, help="port of the OpenAI API")
     admin_port: int | None = setting(
         None,
-        help="port for /metrics, /debug and /docs, which are then not on the main port; without it "
-        "they are",
+        help="port for /metrics, /debug and /docs, which are then not on the main port; it has "
+        "/health and /ready too",
     )
     policy: str = setting(
         "kv-aware",
@@ -82,7 +98,8 @@ class RouterConfig:
     )
     secret: str = setting(
         "",
-        help="the service's secret, shown to engines; better given as KVOY_SECRET than as a flag",
+        help="the service's secret, shown to engines of --engine and --engines-file; better given "
+        "as KVOY_SECRET than as a flag",
     )
     response_headers: bool = setting(
         True, help="answer with x-kvoy-engine and x-kvoy-cached-tokens"
@@ -133,8 +150,15 @@ class RouterConfig:
     log_format: str = setting("text", help="one line per event", choices=FORMATS)
 
     def __post_init__(self) -> None:
-        if not self.engine and self.engines_file is None:
-            raise ValueError("engine: give at least one --engine, or an --engines-file")
+        if not self.engine and self.engines_file is None and not self.kubernetes:
+            raise ValueError(
+                "engine: give at least one --engine, an --engines-file, or --kubernetes"
+            )
+        if self.kubernetes and self.fleet_file is None:
+            raise ValueError("fleet_file: --kubernetes needs it, to know whose pods to trust")
+        for name in ("kubernetes_namespace", "fleet_file"):
+            if getattr(self, name) is not None and not self.kubernetes:
+                raise ValueError(f"{name}: counts only with --kubernetes")
         for text in self.engine:
             try:
                 EngineAddress.parse(text)

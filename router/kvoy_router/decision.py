@@ -57,6 +57,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
             "model": self.model,
             "policy": self.policy,
             "endpoint": self.endpoint.id,
+            "engine": self.endpoint.name,
+            "service": self.endpoint.origin.service or None,
             "number": self.lease.number,
             "cached_tokens": self.cached_tokens,
             "best_cached_tokens": self.best_cached_tokens,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 import yaml
 
 from kvoy_router.config import EngineAddress, split_address
+from kvoy_router.watched_file import POLL_S, WatchedFile
 
 log = logging.getLogger(__name__)
-
-POLL_S = 1.0
 
 
 def parse_engines(text: str) -> list[EngineAddress]:
@@ -66,10 +64,10 @@ class Discovery:
         poll_s: float = POLL_S,
     ) -> None:
         self._static = tuple(static)
-        self._file = file
+        self._file = WatchedFile(file) if file else None
         self._apply = apply
         self._poll_s = poll_s
-        self._stamp: object = None
+        self._has_applied = False
         self.error: str | None = None
         """What is wrong with the file as it is now."""
 
@@ -85,22 +83,17 @@ class Discovery:
     def check(self) -> None:
         """Read the file if it has changed since the last call."""
         assert self._file is not None
+        is_first, self._has_applied = not self._has_applied, True
         try:
-            status = os.stat(self._file)
-            stamp: object = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except OSError as error:
-            stamp = str(error)
-        if stamp == self._stamp:
-            return
-        is_first = self._stamp is None
-        self._stamp = stamp
-        try:
-            engines = parse_engines(self._file.read_text())
+            text = self._file.read_if_changed()
+            if text is None:
+                return
+            engines = parse_engines(text)
         except (OSError, ValueError) as error:
             self.error = str(error)
             log.error(
                 "engines file is unusable, the engines stay as they were",
-                extra={"file": str(self._file), "error": self.error},
+                extra={"file": str(self._file.path), "error": self.error},
             )
             if is_first:
                 self._apply(self._static)

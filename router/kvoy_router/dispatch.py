@@ -22,6 +22,7 @@ from kvoy_contract.openai import (
     parse_completion,
 )
 from kvoy_contract.prompt import PromptEncoder
+from kvoy_router.affinity import affinity_of
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import EngineInfo
 from kvoy_router.pool import Pool
@@ -76,7 +77,11 @@ class Dispatcher:
         """Raises BadRequest, ModelNotFound or Unavailable."""
         request: ChatCompletionRequest | CompletionRequest
         request = parse_chat(body) if path == CHAT_COMPLETIONS_PATH else parse_completion(body)
-        info = self._info_of(request.model)
+        affinity, service = b"", None
+        if self._pool.is_shared(request.model):
+            affinity = affinity_of(request)
+            service = self._pool.first_service(request.model, affinity)
+        info = self._info_of(request.model, service)
         prompt = await self._encode(request, info, len(body))
         num_prompts = len(request.prompts) if isinstance(request, CompletionRequest) else 1
         return Job(
@@ -97,6 +102,7 @@ class Dispatcher:
                 num_choices=request.n * num_prompts,
                 priority=request.priority,
                 salt=request.cache_salt or "",
+                affinity=affinity,
             ),
         )
 
@@ -113,15 +119,18 @@ class Dispatcher:
         )
         return await self._prompts.encode(request, info.tokenizer_digest, hashing, body_bytes)
 
-    def _info_of(self, model: str) -> EngineInfo | None:
-        """How this model's engines hash and tokenise: as most of them do. Engines of another
-        revision match no hash and encode for themselves. None while nobody has said.
+    def _info_of(self, model: str, service: str | None = None) -> EngineInfo | None:
+        """How this model's engines, or one service's of them, hash and tokenise: as most of them
+        do. Engines of another revision match no hash and encode for themselves. None while nobody
+        has said.
 
         Raises ModelNotFound or Unavailable.
         """
         counts: dict[tuple[str, int, int, str], int] = {}
         infos: dict[tuple[str, int, int, str], EngineInfo] = {}
         for endpoint in self._pool.endpoints_of(model):
+            if service is not None and endpoint.origin.service != service:
+                continue
             if (info := endpoint.info) is not None:
                 key = (
                     info.model_identity,

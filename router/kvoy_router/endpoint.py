@@ -7,7 +7,7 @@ Times are seconds on the caller's clock. What is not known is None, never zero.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvoy_router.lease import Ledger
@@ -36,6 +36,20 @@ class Knowledge(enum.StrEnum):
     EXACT = "exact"
     LOST = "lost"
     """The stream broke; forgotten, and avoided while others are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose engine it is and where discovery found it. Of engines from a list all but the secret
+    is empty."""
+
+    service: str = ""
+    pod: str = ""
+    pod_uid: str = ""
+    pool: str = ""
+    revision: str = ""
+    secret: str = field(default="", repr=False)
+    """What the engine asks of a router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +131,24 @@ class Endpoint:
         "load_s",
         "num_resets",
         "occupancy",
+        "origin",
         "slot",
         "step_law",
         "telemetry_address",
     )
 
-    def __init__(self, address: str, telemetry_address: str, slot: int, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        address: str,
+        telemetry_address: str,
+        slot: int,
+        ledger: Ledger,
+        origin: Origin | None = None,
+    ) -> None:
         self.id = address
         self.address = address
         self.telemetry_address = telemetry_address
+        self.origin = origin or Origin()
         self.slot = slot
         """Its bit in the prefix index; a new one whenever its blocks are forgotten."""
         self.ledger = ledger
@@ -147,6 +170,24 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"Endpoint({self.id}, {self.knowledge})"
+
+    @property
+    def name(self) -> str:
+        """For people: the pod's name where there is one."""
+        return self.origin.pod or self.id
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine has said who it is, is ready, and is neither draining nor lost."""
+        load = self.load
+        if self.info is None or load is None or self.knowledge is Knowledge.LOST:
+            return False
+        return load.ready and not load.draining and not self.is_draining
+
+    @property
+    def is_routable(self) -> bool:
+        """Whether it can be sent a request now, as a whole."""
+        return self.is_ready and self.info is not None and self.info.role is not Role.PREFILL
 
     def take_load(self, load: LoadView, now_s: float) -> None:
         self.load = load
@@ -182,10 +223,16 @@ class Endpoint:
 
     def to_dict(self, now_s: float, num_hashes: int) -> dict[str, Any]:
         """For `/debug/engines`; `num_hashes` is what the index holds of it."""
-        info, load, ledger = self.info, self.load, self.ledger
+        info, load, ledger, origin = self.info, self.load, self.ledger, self.origin
         age_s = self.report_age_s(now_s)
         return {
             "id": self.id,
+            "name": self.name,
+            "service": origin.service or None,
+            "pool": origin.pool or None,
+            "revision": origin.revision or None,
+            "role": info.role.value if info else None,
+            "routable": self.is_routable,
             "address": self.address,
             "telemetry_address": self.telemetry_address,
             "knowledge": self.knowledge.value,

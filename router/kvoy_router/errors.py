@@ -1,4 +1,4 @@
-"""What goes wrong between the router and an engine, and what each means for the client.
+"""What goes wrong between the router and what it talks to, and what each means for the client.
 
 UpstreamError                      an attempt at one engine failed
   ConnectFailed          503       nothing was sent: the engine is not there now
@@ -7,7 +7,10 @@ UpstreamError                      an attempt at one engine failed
   FirstByteTimeout       504       no answer within the limit
   IdleTimeout            504       an answer began and then stopped
 
-None of these reaches a client as such: `to_api_error` makes the OpenAI error object. Whether
+KubeError                          a call to the Kubernetes API failed; changes no engine
+  NoClusterError                   there is no usable configuration of a cluster
+
+No UpstreamError reaches a client as such: `to_api_error` makes the OpenAI error object. Whether
 another engine may be tried depends only on whether the client has seen a byte, which the proxy
 knows."""
 
@@ -57,3 +60,15 @@ class IdleTimeout(UpstreamError):
 
     def to_api_error(self) -> ApiError:
         return DeadlineExceeded("The engine stopped answering.", code="engine_timeout")
+
+
+class KubeError(Exception):
+    """`status` is the API's own answer; 0: there was none."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NoClusterError(KubeError):
+    pass

@@ -1,14 +1,14 @@
 """Who may serve a request at all. Each filter names why an endpoint is out.
 
-Two kinds: hard ones (not ready, draining, already tried), and preferences that yield when they
-would leave nobody: a stale endpoint is better than none, and so is one whose engine will answer
-with its own message about a limit."""
+Two kinds: hard ones (not ready, draining, prefill only, already tried), and preferences that yield
+when they would leave nobody: a stale endpoint is better than none, and so is one whose engine will
+answer with its own message about a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvoy_router.endpoint import Endpoint
+from kvoy_router.endpoint import Endpoint, Role
 from kvoy_router.request import InferenceRequest
 
 Rejection = tuple[str, str]
@@ -26,6 +26,8 @@ def is_serving(exclude: frozenset[str]) -> Filter:
             return "draining"
         if load is not None and not load.ready:
             return "not ready"
+        if endpoint.info is not None and endpoint.info.role is Role.PREFILL:
+            return "prefill only"
         return None
 
     return check
@@ -46,6 +48,15 @@ def is_fresh(now_s: float, stale_after_s: float) -> Filter:
         if endpoint.is_fresh(now_s, stale_after_s):
             return None
         return "telemetry lost" if endpoint.load is None else "telemetry stale"
+
+    return check
+
+
+def is_of(service: str) -> Filter:
+    """The service that this request falls to, of several that serve its model."""
+
+    def check(endpoint: Endpoint) -> str | None:
+        return None if endpoint.origin.service == service else f"the share of service {service}"
 
     return check
 

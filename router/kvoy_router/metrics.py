@@ -25,11 +25,15 @@ _DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300
 
 @dataclass(frozen=True, slots=True)
 class ServerGauges:
-    """What the HTTP surfaces hold at the moment of a scrape."""
+    """What the HTTP surfaces hold and what discovery knows at the moment of a scrape."""
 
     connections: int
     buffered_bytes: int
     idle_engine_connections: int
+    has_kubernetes: bool | None = None
+    """Whether the Kubernetes API answers; None where it is not used."""
+    has_fleet: bool | None = None
+    """Whether the fleet file is good as it is now; None where there is none."""
 
 
 M = TypeVar("M", Counter, Histogram)
@@ -48,6 +52,14 @@ class _Children(dict[str | tuple[str, ...], M]):
         child: M = self._metric.labels(*values)
         self[labels] = child
         return child
+
+    def forget(self, position: int, label: str) -> None:
+        """Drop the series whose label at `position` has this value."""
+        for key in list(self):
+            labels = (key,) if isinstance(key, str) else key
+            if labels[position] == label:
+                del self[key]
+                self._metric.remove(*labels)
 
 
 class Metrics:
@@ -111,7 +123,7 @@ class Metrics:
                 "kvoy_router_decisions",
                 "Picks of an engine; reason: prefix (it holds the longest), load (another holds a "
                 "longer one), cold (nobody holds any)",
-                ["model", "policy", "reason"],
+                ["model", "service", "policy", "reason"],
                 registry=self.registry,
             )
         )
@@ -165,7 +177,8 @@ class Metrics:
             reason = "prefix"
         else:
             reason = "load"
-        self._decisions[decision.model, decision.policy, reason].inc()
+        service = decision.endpoint.origin.service
+        self._decisions[decision.model, service, decision.policy, reason].inc()
 
     def on_engine_failure(self, model: str, engine: str, reason: str) -> None:
         key = (model, engine, reason)
@@ -174,6 +187,22 @@ class Metrics:
     def forget_engine(self, engine: str) -> None:
         for key in [key for key in self._failures if key[1] == engine]:
             del self._failures[key]
+
+    def forget_service(self, service: str) -> None:
+        self._decisions.forget(1, service)
+
+    def forget_model(self, model: str) -> None:
+        for counters in (
+            self._requests,
+            self._retries,
+            self._decisions,
+            self._prompt_tokens,
+            self._predicted,
+            self._actual,
+        ):
+            counters.forget(0, model)
+        for histograms in (self._ttft, self._duration):
+            histograms.forget(0, model)
 
     def failures(self) -> Iterable[tuple[tuple[str, str, str], int]]:
         return self._failures.items()
@@ -204,6 +233,7 @@ class _Observed(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._server_gauges()
+        yield from self._discovery_gauges()
         yield from self._engine_gauges()
         failures = CounterMetricFamily(
             "kvoy_router_engine_failures",
@@ -243,25 +273,43 @@ class _Observed(Collector):
             len(self._pool.assumed),
         )
 
+    def _discovery_gauges(self) -> Iterator[Metric]:
+        server = self._server()
+        if server.has_kubernetes is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_kubernetes_up",
+                "1 while the Kubernetes API answers; engines stay as they were known while not",
+                float(server.has_kubernetes),
+            )
+        if server.has_fleet is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_fleet_file_ok",
+                "1 while the fleet file is good; services stay as they were known while not",
+                float(server.has_fleet),
+            )
+
     def _engine_gauges(self) -> Iterator[Metric]:
         endpoints = self._pool.endpoints
         state = GaugeMetricFamily(
             "kvoy_router_engine_state",
             "1 for the state in which this router's knowledge of the engine is",
-            labels=["engine", "state"],
+            labels=["engine", "service", "state"],
         )
         for endpoint in endpoints:
             for knowledge in Knowledge:
                 is_now = endpoint.knowledge is knowledge
-                state.add_metric([endpoint.id, knowledge.value], float(is_now))
+                labels = [endpoint.name, endpoint.origin.service, knowledge.value]
+                state.add_metric(labels, float(is_now))
         yield state
         now_s = self._now_s()
         for name, text, read in _ENGINE_GAUGES:
-            family = GaugeMetricFamily(f"kvoy_router_engine_{name}", text, labels=["engine"])
+            family = GaugeMetricFamily(
+                f"kvoy_router_engine_{name}", text, labels=["engine", "service"]
+            )
             for endpoint in endpoints:
                 value = read(endpoint, now_s)
                 if value is not None:  # unknown is left out, never shown as zero
-                    family.add_metric([endpoint.id], value)
+                    family.add_metric([endpoint.name, endpoint.origin.service], value)
             yield family
 
 

@@ -16,12 +16,14 @@ REUSE_MEMORY = 0.02
 
 
 class Model:
-    __slots__ = ("endpoints", "is_declared", "name", "output_tokens", "reuse")
+    __slots__ = ("endpoints", "is_declared", "name", "output_tokens", "reuse", "weights")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.endpoints: list[Endpoint] = []
         self.is_declared = False
+        self.weights: dict[str, int] = {}
+        """Service → weight, of every service that is to serve this name."""
         self.output_tokens = FIRST_OUTPUT_TOKENS
         """Moving mean of an answer's length."""
         self.reuse = FIRST_REUSE
@@ -29,7 +31,7 @@ class Model:
 
     @property
     def is_listed(self) -> bool:
-        return self.is_declared or bool(self.endpoints)
+        return self.is_declared or bool(self.weights) or bool(self.endpoints)
 
     def traffic(self, request: InferenceRequest) -> Traffic:
         output_tokens = self.output_tokens

@@ -12,10 +12,10 @@ from random import Random
 from typing import Any
 
 from kvoy_contract.errors import ContextLengthExceeded, ModelNotFound, Unavailable
-from kvoy_router import filters
+from kvoy_router import filters, split
 from kvoy_router.assumed import Assumed
 from kvoy_router.decision import Decision
-from kvoy_router.endpoint import Endpoint, EngineInfo, Knowledge, LoadView
+from kvoy_router.endpoint import Endpoint, EngineInfo, Knowledge, LoadView, Origin
 from kvoy_router.filters import Rejection
 from kvoy_router.lease import Lease, Ledger
 from kvoy_router.model import Model
@@ -23,6 +23,7 @@ from kvoy_router.occupancy import occupancies
 from kvoy_router.policies import KvAware, Policy, View
 from kvoy_router.prefix_index import Hashes, PrefixIndex, keys_of
 from kvoy_router.request import InferenceRequest
+from kvoy_router.split import Service
 
 RETRY_AFTER_S = 2.0
 """Told to clients when nothing can serve: about how soon an engine's readiness shows."""
@@ -54,6 +55,7 @@ class Pool:
         self.assumed = Assumed()
         self._endpoints: dict[str, Endpoint] = {}
         self._models: dict[str, Model] = {}
+        self._services: dict[str, Service] = {}
         self._last_numbers: dict[str, int] = {}
         self._num_picks = 0
 
@@ -84,13 +86,28 @@ class Pool:
         """The model belongs to this router even while no engine serves it: 503, not 404."""
         self._model_called(name).is_declared = True
 
-    def add_endpoint(self, address: str, telemetry_address: str = "") -> Endpoint:
+    def set_services(self, services: Iterable[Service]) -> None:
+        """These and no others. Each one's model belongs to this router even while no engine serves
+        it; a name that nobody has any more is forgotten."""
+        self._services = {service.name: service for service in services}
+        for model in self._models.values():
+            model.weights.clear()
+        for service in self._services.values():
+            self._model_called(service.model).weights[service.name] = service.weight
+        for endpoint in self._endpoints.values():
+            self._leave_models(endpoint)
+            self._join_models(endpoint)
+        self._drop_unlisted_models()
+
+    def add_endpoint(
+        self, address: str, telemetry_address: str = "", origin: Origin | None = None
+    ) -> Endpoint:
         """Its id is its address; adding it again changes nothing."""
         known = self._endpoints.get(address)
         if known is not None:
             return known
         ledger = Ledger(self._last_numbers.pop(address, 0))
-        endpoint = Endpoint(address, telemetry_address, self.index.add_slot(), ledger)
+        endpoint = Endpoint(address, telemetry_address, self.index.add_slot(), ledger, origin)
         self._endpoints[address] = endpoint
         return endpoint
 
@@ -100,6 +117,8 @@ class Pool:
         if endpoint is None:
             return
         self._leave_models(endpoint)
+        if self._services:
+            self._drop_unlisted_models()
         self.assumed.drop_all(endpoint.slot)
         self.index.forget(endpoint.slot)
         self._last_numbers[endpoint_id] = endpoint.ledger.last_number
@@ -123,8 +142,8 @@ class Pool:
             endpoint.restart()
         if before is None or before.model_names != info.model_names:
             self._leave_models(endpoint)
-            for name in info.model_names:
-                self._model_called(name).endpoints.append(endpoint)
+            endpoint.info = info
+            self._join_models(endpoint)
         endpoint.info = info
 
     def on_snapshot_begin(self, endpoint_id: str, now_s: float) -> None:
@@ -215,6 +234,21 @@ class Pool:
             rejected=tuple(rejected),
         )
 
+    def is_shared(self, model: str) -> bool:
+        """Whether several services share the traffic of this model name."""
+        known = self._models.get(model)
+        return known is not None and len(known.weights) > 1
+
+    def first_service(self, model: str, affinity: bytes) -> str:
+        """The service that requests with this beginning fall to while one of its engines serves.
+
+        Raises as `endpoints_of`.
+        """
+        known = self._model_named(model)
+        serving = filters.keep(known.endpoints, filters.is_serving(frozenset()), [])
+        names = {endpoint.origin.service for endpoint in serving} or known.weights.keys()
+        return split.order(known.weights, names, affinity)[0]
+
     def check_integrity(self) -> None:
         self.index.check_integrity()
         for endpoint in self._endpoints.values():
@@ -243,7 +277,12 @@ class Pool:
             )
         fitting = filters.prefer(fitting, filters.can_hold_output(request), rejected)
         is_fresh = filters.is_fresh(now_s, self.config.stale_after_s)
-        return filters.prefer(fitting, is_fresh, rejected)
+        fresh = filters.prefer(fitting, is_fresh, rejected)
+        if len(model.weights) < 2:
+            return fresh
+        names = {endpoint.origin.service for endpoint in fresh}
+        chosen = split.order(model.weights, names, request.affinity)[0]
+        return filters.keep(fresh, filters.is_of(chosen), rejected)
 
     def _views(
         self,
@@ -308,6 +347,43 @@ class Pool:
         if model is None:
             model = self._models[name] = Model(name)
         return model
+
+    def _drop_unlisted_models(self) -> None:
+        """Names come and go with services: 404 for one that nobody has any more."""
+        for name in [name for name, model in self._models.items() if not model.is_listed]:
+            del self._models[name]
+
+    def _join_models(self, endpoint: Endpoint) -> None:
+        for name in self._names_of(endpoint):
+            self._model_called(name).endpoints.append(endpoint)
+
+    def _names_of(self, endpoint: Endpoint) -> Sequence[str]:
+        """The model names that the engine serves here: all that it says, except those that belong
+        to services other than its own."""
+        if endpoint.info is None:
+            return ()
+        service = endpoint.origin.service
+        owners = {
+            name: model.weights.keys()
+            for name in endpoint.info.model_names
+            if (model := self._models.get(name)) is not None
+        }
+        return [
+            name
+            for name in endpoint.info.model_names
+            if not service or not owners.get(name) or service in owners[name]
+        ]
+
+    def mismatch(self, endpoint_id: str) -> str | None:
+        """How the model that an engine describes differs from what its service is to serve."""
+        endpoint = self._endpoints.get(endpoint_id)
+        if endpoint is None or endpoint.info is None:
+            return None
+        service = self._services.get(endpoint.origin.service)
+        if service is None or service.model in endpoint.info.model_names:
+            return None
+        told = ", ".join(endpoint.info.model_names)
+        return f"it serves {told}, the service {service.name} is to serve {service.model}"
 
     def _leave_models(self, endpoint: Endpoint) -> None:
         names: Iterable[str] = endpoint.info.model_names if endpoint.info else ()

@@ -57,7 +57,6 @@ _MAX_ERROR_BYTES = 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
     router_id: str
-    secret: str = ""
     response_headers: bool = True
     max_retries: int = 2
     request_timeout_s: float = 600.0
@@ -70,6 +69,7 @@ class Refusal:
     status: int
     headers: Headers
     body: bytes
+    concerns_request: bool
 
 
 def check_headers(request: Request) -> None:
@@ -174,18 +174,18 @@ class Proxy:
         raise failure
 
     def _note(self, decision: Decision, record: RequestRecord) -> None:
-        record.engine = decision.endpoint.id
+        record.engine = decision.endpoint.name
         record.policy = decision.policy
         record.predicted_cached_tokens = decision.cached_tokens
         self._metrics.on_decision(decision)
 
     def _note_failure(self, why: str, decision: Decision, record: RequestRecord) -> None:
-        self._metrics.on_engine_failure(record.model, decision.endpoint.id, why)
+        self._metrics.on_engine_failure(record.model, decision.endpoint.name, why)
         log.warning(
             "engine failed a request",
             extra={
                 "request_id": record.request_id,
-                "engine": decision.endpoint.id,
+                "engine": decision.endpoint.name,
                 "reason": why,
             },
         )
@@ -212,7 +212,8 @@ class Proxy:
             )
             with exchange:
                 if exchange.status != 200:
-                    return await self._read_refusal(exchange, response, record)
+                    has_secret = bool(decision.endpoint.origin.secret)
+                    return await self._read_refusal(exchange, response, record, has_secret)
                 await self._relay(job, decision, exchange, response, record)
                 return None
         finally:
@@ -223,11 +224,11 @@ class Proxy:
     ) -> tuple[Headers, bytes]:
         headers = [header for header in request.headers if header[0] in _FORWARDED_REQUEST_HEADERS]
         headers.append((_REQUEST_ID_NAME, job.request_id.encode()))
-        info = decision.endpoint.info
-        if info is None or not info.takes_envelope or not self._options.secret:
+        info, secret = decision.endpoint.info, decision.endpoint.origin.secret
+        if info is None or not info.takes_envelope or not secret:
             return [JSON_TYPE, *headers], job.body
         headers.append(_ENVELOPE_TYPE)
-        headers.append((_SECRET_NAME, self._options.secret.encode()))
+        headers.append((_SECRET_NAME, secret.encode()))
         return headers, job.envelope(self._options.router_id, decision)
 
     async def _relay(
@@ -272,29 +273,24 @@ class Proxy:
         return headers
 
     async def _read_refusal(
-        self, exchange: Exchange, response: Response, record: RequestRecord
+        self, exchange: Exchange, response: Response, record: RequestRecord, has_secret: bool
     ) -> Refusal | None:
         """Pass on what concerns the request; return what another engine may do better."""
         body = await exchange.read(_MAX_ERROR_BYTES)
         headers = self._answer_headers(exchange, record)
-        refusal = Refusal(exchange.status, headers, body)
-        if self._concerns_the_request(exchange.status):
+        concerns_request = _concerns_the_request(exchange.status, has_secret)
+        refusal = Refusal(exchange.status, headers, body, concerns_request)
+        if concerns_request:
             self._pass_on(refusal, response, record)
             return None
         return refusal
-
-    def _concerns_the_request(self, status: int) -> bool:
-        """Whether every engine would say the same. 403 is about the secret, where there is one."""
-        return (
-            400 <= status < 500 and status != 429 and not (status == 403 and self._options.secret)
-        )
 
     def _pass_on(self, refusal: Refusal, response: Response, record: RequestRecord) -> None:
         """Send an engine's error answer; as our own 502 where it is no OpenAI error object."""
         record.outcome = "refused" if refusal.status < 500 else "engine_error"
         status = refusal.status
         message = _error_message(refusal.body)
-        is_meant_for_client = status in (429, 503, 504) or self._concerns_the_request(status)
+        is_meant_for_client = status in (429, 503, 504) or refusal.concerns_request
         if is_meant_for_client and message is not None:
             response.send(status, refusal.headers, refusal.body)
             return
@@ -312,6 +308,11 @@ class Proxy:
             response.keep_alive = False
             response.write(error_event(error))
             response.end()
+
+
+def _concerns_the_request(status: int, has_secret: bool) -> bool:
+    """Whether every engine would say the same. 403 is about the secret, where there is one."""
+    return 400 <= status < 500 and status != 429 and not (status == 403 and has_secret)
 
 
 def _error_message(body: bytes) -> str | None:

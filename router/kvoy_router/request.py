@@ -27,3 +27,5 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """Lower runs first."""
     salt: str = ""
     """Already part of `hashes`; here for logs alone."""
+    affinity: bytes = b""
+    """Of the prompt's beginning; chooses among services that share the model."""

@@ -73,8 +73,11 @@ class TelemetryClient:
         prompts: Prompts,
         options: TelemetryOptions,
         now_s: Callable[[], float],
+        name: str = "",
     ) -> None:
+        """`name` is the engine's in logs; its address without one."""
         self._engine = engine
+        self._name = name or engine.http
         self._endpoint_id = engine.http
         self._pool = pool
         self._prompts = prompts
@@ -83,6 +86,7 @@ class TelemetryClient:
         self._is_in_sync = False
         self.error: str | None = None
         """Why there is no stream now."""
+        self._mismatch: str | None = None
         self._is_unreachable = False
         """Whether that is because nobody answers."""
 
@@ -99,13 +103,13 @@ class TelemetryClient:
                 raise
             except Exception as error:
                 # A defect here must not leave an engine watched by nobody.
-                log.exception("telemetry client failed", extra={"engine": self._endpoint_id})
+                log.exception("telemetry client failed", extra={"engine": self._name})
                 self._report_loss(repr(error))
             pause_s = _FIRST_PAUSE_S if self._is_in_sync else min(pause_s * 2, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     def _report_loss(self, reason: str, *, is_unreachable: bool = False) -> None:
-        fields = {"engine": self._endpoint_id, "reason": reason}
+        fields = {"engine": self._name, "reason": reason}
         if self._is_in_sync:
             log.warning("telemetry lost", extra=fields)
         elif not is_unreachable and (self.error is None or self._is_unreachable):
@@ -130,7 +134,16 @@ class TelemetryClient:
             await self._ensure_tokenizer(stub, description, metadata)
             info = read_description(description)
             self._pool.on_describe(self._endpoint_id, info, self._now_s())
+            self._check_names()
             await self._watch(stub, info, metadata)
+
+    def _check_names(self) -> None:
+        mismatch = self._pool.mismatch(self._endpoint_id)
+        if mismatch is not None and mismatch != self._mismatch:
+            log.warning(
+                "engine serves another model", extra={"engine": self._name, "reason": mismatch}
+            )
+        self._mismatch = mismatch
 
     async def _ensure_tokenizer(
         self,
@@ -212,7 +225,7 @@ class TelemetryClient:
 
     def _note_sync(self) -> None:
         if not self._is_in_sync:
-            log.info("telemetry in sync", extra={"engine": self._endpoint_id})
+            log.info("telemetry in sync", extra={"engine": self._name})
         self._is_in_sync = True
         self.error = None
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from kvoy_contract.testing import FakeEngine
-from kvoy_router.api import is_routable
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
+from kvoy_router.pool import Pool
 
 SECRET = "fleet-secret"
 
@@ -46,6 +46,11 @@ async def running_router(
         if wait:
             await eventually(lambda: all(is_routable(router.pool, e.address) for e in engines))
         yield router
+
+
+def is_routable(pool: Pool, address: str) -> bool:
+    endpoint = pool.endpoint(address)
+    return endpoint is not None and endpoint.is_routable
 
 
 def fast(router: Router, **limits: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvoy_contract.fleet import Fleet, FleetService, parse_fleet, render_fleet
@@ -34,6 +35,7 @@ def test_a_field_of_a_newer_version_is_ignored() -> None:
         ("services: [{name: a, uid: u, model: m, secret: s, weight: 1001}]", "weight"),
         ("services: [{name: '', uid: u, model: m, secret: s}]", "name"),
         ("services: [", "fleet"),
+        ("services: [{name: a, uid: u, model: m, secret: 's s'}]", "a: the secret"),
     ],
 )
 def test_a_wrong_fleet_is_refused_by_the_field(text: str, field: str) -> None:
@@ -41,8 +43,10 @@ def test_a_wrong_fleet_is_refused_by_the_field(text: str, field: str) -> None:
         parse_fleet(text)
 
 
-def test_a_service_stands_in_a_fleet_once() -> None:
-    twice = Fleet(services=(FLEET.services[0], FLEET.services[0]))
+@pytest.mark.parametrize("field", ["name", "uid"])
+def test_a_service_stands_in_a_fleet_once(field: str) -> None:
+    first, second = FLEET.services
+    twin = msgspec.structs.replace(second, **{field: getattr(first, field)})
 
-    with pytest.raises(ValueError, match="the same name twice"):
-        parse_fleet(render_fleet(twice))
+    with pytest.raises(ValueError, match=f"the same {field} twice"):
+        parse_fleet(render_fleet(Fleet(services=(first, twin))))

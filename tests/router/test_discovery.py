@@ -93,7 +93,7 @@ async def test_engines_come_and_go_with_the_file(start_engine: StartEngine, tmp_
     write(file, f"engines: ['{flag_of(one)}']")
 
     async with running_router([one], engine=(), engines_file=str(file)) as router:
-        router.discovery._poll_s = 0.02
+        router.sources.listed._poll_s = 0.02
         write(file, f"engines: ['{flag_of(other)}']")
         await eventually(lambda: other.num_acks == 1)
         await eventually(lambda: not one.router_ids)

@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from kvoy_contract.testing import FakeEngine, Fault, Script
-from kvoy_router.api import is_routable
 from kvoy_router.app import Router
 from kvoy_router.config import EngineAddress
-from kvoy_router.testing import eventually, flag_of, in_flight, running_router
+from kvoy_router.endpoint import Origin
+from kvoy_router.found import FoundEngine
+from kvoy_router.testing import SECRET, eventually, flag_of, in_flight, is_routable, running_router
 
 StartEngine = Callable[..., Awaitable[FakeEngine]]
 
@@ -32,8 +33,9 @@ async def ask(client: httpx.AsyncClient, text: str = "hi", **fields: Any) -> htt
     return await client.post("/v1/chat/completions", json=body)
 
 
-def fleet_of(engines: list[FakeEngine]) -> list[EngineAddress]:
-    return [EngineAddress.parse(flag_of(engine)) for engine in engines]
+def fleet_of(engines: list[FakeEngine]) -> list[FoundEngine]:
+    origin = Origin(secret=SECRET)
+    return [FoundEngine(EngineAddress.parse(flag_of(engine)), origin) for engine in engines]
 
 
 @pytest.mark.parametrize("fault", ["refuses", Fault.HANG_BEFORE_HEAD, Fault.RESET_BEFORE_HEAD])

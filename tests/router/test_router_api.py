@@ -303,8 +303,9 @@ async def test_metrics_count_what_happened(start_engine: StartEngine) -> None:
     assert found['kvoy_router_cached_tokens_total{model="m"}'] == 10
     name = f'kvoy_router_engine_failures_total{{engine="{engine.address}",model="m"'
     assert found[f'{name},reason="status_500"}}'] == 1
-    assert found[f'kvoy_router_engine_in_flight{{engine="{engine.address}"}}'] == 0
-    assert found[f'kvoy_router_engine_state{{engine="{engine.address}",state="exact"}}'] == 1
+    assert found[f'kvoy_router_engine_in_flight{{engine="{engine.address}",service=""}}'] == 0
+    labels = f'engine="{engine.address}",service="",state="exact"'
+    assert found[f"kvoy_router_engine_state{{{labels}}}"] == 1
     assert found["kvoy_router_requests_in_flight"] == 0
     assert "free text" not in text
 
