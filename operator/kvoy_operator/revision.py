@@ -35,6 +35,7 @@ QUANTITY_FIELDS: Final = frozenset(
     {"shmSize", "size", "sizeLimit", "divisor", "requests", "limits"}
 )
 """Names, in specs and in pod templates, whose value is a quantity or maps names to quantities."""
+_NOTHING: Final[tuple[Json, ...]] = (None, "", {}, [])
 POOL_FIELDS: Final = tuple(name for name in PoolSpec.model_fields if name != "replicas")
 
 
@@ -63,7 +64,7 @@ def intent_of(service: LLMService) -> dict[str, Json]:
         "drainTimeout": dict(_written_fields(spec.rollout)).get("drainTimeout"),
         "restartedAt": service.annotations.get(RESTARTED_AT_ANNOTATION),
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in given.items() if value not in _NOTHING}
 
 
 def _model_intent(name: str, model: ModelSpec) -> dict[str, Json]:
