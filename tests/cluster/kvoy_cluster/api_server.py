@@ -54,7 +54,7 @@ class ApiServer:
         try:
             self.place = self._choose_place()
             self.keys = ClusterKeys(self.folder / "keys", self.place.server, self.place.hosts)
-            self.kubeconfig = self.keys.write_kubeconfig("admin", "admin", ADMINS)
+            self.kubeconfig = self._write_admin()
             """An administrator's."""
             self.api = Api(self.kubeconfig)
             self._start()
@@ -117,6 +117,10 @@ class ApiServer:
     def _choose_place(self) -> Place:
         port = free_port(offsets=(0, 1, 2))
         return Place(api_port=port, etcd_port=port + 1, etcd_peer_port=port + 2)
+
+    def _write_admin(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.keys.write_kubeconfig("admin", "admin", ADMINS)
 
     def _start(self) -> None:
         self._start_api()

@@ -7,6 +7,7 @@ the way (7 GB) goes to a temporary folder, unless GOCACHE or GOMODCACHE name a p
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import shutil
 import subprocess
@@ -65,18 +66,18 @@ def build(
 
 
 def folder_name(module: GoModule) -> str:
-    return f"{module.name}-{module.version}-{module.key(_toolchain(module))}"
+    toolchain = _toolchain(module.folder, module.go_version)
+    return f"{module.name}-{module.version}-{module.key(toolchain)}"
 
 
-def _toolchain(module: GoModule) -> str:
-    """The Go that builds this module: Go may fetch a newer one than is installed."""
-    advice = (
-        f"the test cluster is built by Go {module.go_version} or newer: https://go.dev/doc/install"
-    )
+@functools.cache
+def _toolchain(folder: Path, needed: str) -> str:
+    """The Go that builds there: Go may fetch a newer one than is installed."""
+    advice = f"the test cluster is built by Go {needed} or newer: https://go.dev/doc/install"
     try:
         answer = subprocess.run(
             ["go", "env", "GOVERSION", "GOOS", "GOARCH"],
-            cwd=module.folder,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=True,
@@ -86,7 +87,7 @@ def _toolchain(module: GoModule) -> str:
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{error.stderr.strip()}; {advice}") from error
     version, system, machine = answer.stdout.split()
-    if _numbers(version.removeprefix("go")) < _numbers(module.go_version):
+    if _numbers(version.removeprefix("go")) < _numbers(needed):
         raise BuildError(f"this is {version}; {advice}")
     return f"{version} {system}/{machine}"
 

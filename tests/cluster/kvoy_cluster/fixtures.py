@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvoy_cluster.api_server import ApiServer
+from kvoy_cluster.cluster import Cluster, why_not
 from kvoy_cluster.control_plane import ControlPlane
 from kvoy_cluster.folders import REPOSITORY
 
@@ -34,6 +35,16 @@ def control_plane() -> Iterator[ControlPlane]:
     plane = ControlPlane()
     yield plane
     plane.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """`control_plane`'s parts, DNS, and the nodes n1 and n2 with containers; needs root."""
+    if reason := why_not():
+        pytest.skip(reason)
+    cluster = Cluster()
+    yield cluster
+    cluster.stop()
 
 
 def apply_kvoy_crds(server: ApiServer) -> None:

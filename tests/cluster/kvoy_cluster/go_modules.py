@@ -21,8 +21,8 @@ class GoModule:
     """Of its folder, and of the binary."""
     package: str
     """The main package to build."""
-    requires: str
-    """The module whose version counts as this one's."""
+    requires: str = ""
+    """The module whose version counts as this one's; empty: all sources are here."""
     links: tuple[str, ...] = ()
     """Further names of the binary, which acts by the name it is called by."""
     stamps: tuple[str, ...] = ()
@@ -37,6 +37,8 @@ class GoModule:
     @property
     def version(self) -> str:
         """Of the required module, as `v1.2.3`. Raises LookupError if go.mod does not say."""
+        if not self.requires:
+            return "v0"
         text = (self.folder / "go.mod").read_text()
         found = re.search(rf"^(?:require)?\s+{re.escape(self.requires)} (v\S+)", text, re.MULTILINE)
         if found is None:
@@ -52,8 +54,10 @@ class GoModule:
         return found[1]
 
     def linker_flags(self) -> str:
-        minor = self.version.split(".")[1]
-        stamps = (stamp.format(version=self.version, minor=minor) for stamp in self.stamps)
+        version = self.version
+        _, _, rest = version.partition(".")
+        minor = rest.partition(".")[0]
+        stamps = (stamp.format(version=version, minor=minor) for stamp in self.stamps)
         return " ".join(["-s", "-w", *(f"-X {stamp}" for stamp in stamps)])
 
     def key(self, toolchain: str) -> str:
@@ -99,5 +103,6 @@ LWS = GoModule(
 )
 COREDNS = GoModule("coredns", ".", "github.com/coredns/coredns")
 HELM = GoModule("helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4")
+PROBE = GoModule("probe", ".")
 
-ALL_MODULES = (ETCD, COREDNS, LWS, HELM, KUBE)
+ALL_MODULES = (PROBE, ETCD, COREDNS, LWS, HELM, KUBE)

@@ -73,8 +73,18 @@ class Processes:
     def pid(self, name: str) -> int:
         return self._running[name].pid
 
+    def is_running(self, name: str) -> bool:
+        process = self._running.get(name)
+        return process is not None and process.poll() is None
+
+    def join(self, name: str) -> None:
+        """Returns when it has ended by itself."""
+        process = self._running.pop(name, None)
+        if process is not None:
+            process.wait()
+
     def running(self) -> list[str]:
-        return [name for name, process in self._running.items() if process.poll() is None]
+        return [name for name in self._running if self.is_running(name)]
 
     def ended(self, *names: str) -> str | None:
         """Why waiting for these processes is in vain: one has ended, with the end of its log."""

@@ -1,0 +1,3 @@
+module kvoy.dev/cluster/probe
+
+go 1.26.0
