@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -71,6 +72,7 @@ class KubeDiscovery:
         self._has_fleet = asyncio.Event()
         self._to_verify = asyncio.Event()
         self._follow_limit: asyncio.Timeout | None = None
+        self._watching_since_s = math.inf
         self.has_listed = False
         """Whether the pods have been listed once."""
         self.error: str | None = None
@@ -102,7 +104,7 @@ class KubeDiscovery:
     async def _follow(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
-            started_s = self._now_s()
+            self._watching_since_s = math.inf
             try:
                 async with asyncio.timeout(None) as limit, self._open_api() as api:
                     self._follow_limit = limit
@@ -117,7 +119,7 @@ class KubeDiscovery:
                 reason = repr(error)
             finally:
                 self._follow_limit = None
-            if self._now_s() - started_s > _STEADY_S:
+            if self._now_s() - self._watching_since_s > _STEADY_S:
                 # A watch that was cut, or whose version has become too old: nothing is wrong yet.
                 pause_s = _FIRST_PAUSE_S
             else:
@@ -158,6 +160,7 @@ class KubeDiscovery:
         return pod.metadata.resource_version
 
     def _note_success(self) -> None:
+        self._watching_since_s = min(self._watching_since_s, self._now_s())
         if self.error is not None:
             log.info("Kubernetes API is back", extra={"namespace": self._namespace})
         self.error = None
