@@ -68,13 +68,13 @@ def merge_pod_template(
     Raises InvalidSpec, with a path below `field`, for a patch that cannot be merged or that takes
     away what the operator needs of the template or of its container named `container`.
     """
+    _check_directives(patch, field)
     merged = _merge_map(copy.deepcopy(dict(base)), patch, _TEMPLATE, field)
     check_pod_template(base, merged, container=container, field=field)
     return merged
 
 
 def _merge_map(base: dict[str, Any], patch: Map, shape: _Shape, path: str) -> dict[str, Any]:
-    _check_directives(patch, path)
     if _DIRECTIVE in patch:
         return _replacement(patch) if patch[_DIRECTIVE] == "replace" else {}
     if _RETAIN_KEYS in patch:
@@ -141,18 +141,24 @@ def _keyed_elements(patch: object, key: str, path: str) -> list[Map]:
     for element in patch:
         if not isinstance(element, Mapping):
             raise InvalidSpec(path, "each element must be a map of fields")
-        _check_directives(element, path)
         if element.get(key) is None and element.get(_DIRECTIVE) != "replace":
             raise InvalidSpec(path, f"each element needs {key}, by which lists are merged")
     return list(patch)
 
 
-def _check_directives(patch: Map, path: str) -> None:
-    for name in patch:
-        if name.startswith(_UNSUPPORTED):
-            raise InvalidSpec(f"{path}.{name}", "not supported; remove it")
-    if _DIRECTIVE in patch and patch[_DIRECTIVE] not in ("delete", "replace"):
-        raise InvalidSpec(f"{path}.{_DIRECTIVE}", "must be delete or replace")
+def _check_directives(patch: Any, path: str) -> None:
+    """Everywhere in the patch, also where it meets nothing to merge with."""
+    if isinstance(patch, Mapping):
+        for name, value in patch.items():
+            if str(name).startswith(_UNSUPPORTED):
+                raise InvalidSpec(f"{path}.{name}", "not supported; remove it")
+            _check_directives(value, f"{path}.{name}")
+        if patch.get(_DIRECTIVE, "delete") not in ("delete", "replace"):
+            raise InvalidSpec(f"{path}.{_DIRECTIVE}", "must be delete or replace")
+    elif isinstance(patch, list):
+        for index, element in enumerate(patch):
+            name = element.get("name", index) if isinstance(element, Mapping) else index
+            _check_directives(element, f"{path}[{name}]")
 
 
 def _retain(base: dict[str, Any], patch: Map, path: str) -> dict[str, Any]:
