@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Final
 
 import uvloop
@@ -21,11 +22,18 @@ import uvloop
 from kvoy_contract import logs
 from kvoy_contract.settings import read_settings
 from kvoy_engine.config import EngineConfig
-from kvoy_engine.loading import load_engine
-from kvoy_engine.server import EngineServer, StartFailed
+from kvoy_engine.group_worker import GroupWorker
+from kvoy_engine.http_server import StartFailed
+from kvoy_engine.loading import load_engine, load_in_group
+from kvoy_engine.server import EngineServer, LoadedEngine
 
 PROG: Final = "kvoy serve"
 DESCRIPTION: Final = "Serve one model over the OpenAI API, with telemetry for Kvoy routers."
+GROUP_VARIABLES: Final = {
+    "KVOY_NNODES": "LWS_GROUP_SIZE",
+    "KVOY_NODE_RANK": "LWS_WORKER_INDEX",
+    "KVOY_MASTER_ADDR": "LWS_LEADER_ADDRESS",
+}
 MAX_OPEN_FILES: Final = 65536
 PROGRESS_LOG_S: Final = 1.0
 
@@ -34,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
+    take_group_variables(os.environ)
     config = read_settings(EngineConfig, PROG, DESCRIPTION, argv)
     logs.configure(config.log_level, config.log_format)
     # Its lines at info repeat ours.
@@ -49,11 +58,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def serve(config: EngineConfig) -> int:
     """Run one engine; SIGTERM and SIGINT drain it, a second one ends it at once."""
-    server = EngineServer(config, lambda: load_engine(config, ProgressLog()))
+    server = GroupWorker(config) if config.is_worker else _engine(config)
     event_loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         event_loop.add_signal_handler(number, server.request_drain)
     return await server.run()
+
+
+def _engine(config: EngineConfig) -> EngineServer:
+    async def load() -> LoadedEngine:
+        if config.nnodes > 1:
+            return await load_in_group(config, ProgressLog(), server.begin_drain)
+        return await load_engine(config, ProgressLog())
+
+    server = EngineServer(config, load)
+    return server
+
+
+def take_group_variables(environment: MutableMapping[str, str]) -> None:
+    """What a LeaderWorkerSet injects stands for our own variables where these are not set."""
+    for name, injected in GROUP_VARIABLES.items():
+        if injected in environment:
+            environment.setdefault(name, environment[injected])
 
 
 class ProgressLog:

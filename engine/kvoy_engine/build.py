@@ -21,6 +21,8 @@ Progress = Callable[[str], None]
 
 SIM_MAX_MODEL_LEN: Final = 32768
 SIM_NUM_BLOCKS: Final = 4096
+SIM_MEMORY_SHARE: Final = 0.9
+"""What --gpu-memory-utilization stands for that many blocks."""
 SIM_TOKEN_BYTES: Final = MIB // 8
 """KV cache of one token of an 8-billion-parameter model with grouped-query attention."""
 _DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
@@ -100,7 +102,10 @@ def _sim_runner(config: EngineConfig) -> Runner:
     else:
         vocab_size, token_ids = plain_token_ids(Path(config.tokenizer))
     block_bytes = SIM_TOKEN_BYTES * config.block_size
-    num_blocks = config.num_gpu_blocks_override or SIM_NUM_BLOCKS
+    share = config.gpu_memory_utilization or SIM_MEMORY_SHARE
+    num_blocks = config.num_gpu_blocks_override or max(
+        1, round(SIM_NUM_BLOCKS * share / SIM_MEMORY_SHARE)
+    )
     if config.num_gpu_blocks_override is None and config.kv_cache_memory_bytes is not None:
         num_blocks = max(1, config.kv_cache_memory_bytes // block_bytes)
     return SimRunner(

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvoy_contract.envelope import check_secret
 from kvoy_contract.logs import FORMATS
-from kvoy_contract.names import DEFAULT_ENGINE_PORT, TELEMETRY_PORT_OFFSET
+from kvoy_contract.names import DEFAULT_ENGINE_PORT, GROUP_PORT, TELEMETRY_PORT_OFFSET
 from kvoy_contract.settings import setting
 
 MAX_PORT: Final = 65535
@@ -74,6 +74,11 @@ class EngineConfig:
         help="the per-service secret; without it no router may send its envelope",
         metavar="TEXT",
     )
+    role: str = setting(
+        "both",
+        choices=("both", "prefill", "decode"),
+        help="told to routers: a prefill engine gets no request alone, a decode engine can prefill",
+    )
     expect_router: bool = setting(
         False,
         help="ready only once every connected router knows this engine, or after "
@@ -109,14 +114,38 @@ class EngineConfig:
         help="CPU kernels: auto measures and takes the faster",
     )
     num_threads: int | None = setting(
-        None, help="CPU threads of the model (default: all cores that this process may use)"
+        None,
+        help="CPU threads of the model (default: the cores that this process or its container may "
+        "use)",
     )
-    tensor_parallel_size: int = setting(1, help="devices that share one model; 1 is supported")
+    tensor_parallel_size: int = setting(
+        1, help="devices that share each layer; above 1 with --runner sim alone, whose pace stays"
+    )
+    pipeline_parallel_size: int = setting(
+        1, help="groups of layers; above 1 with --runner sim alone, whose pace stays"
+    )
+    download_dir: str | None = setting(
+        None,
+        metavar="DIR",
+        help="folder for models of a hub, also one that many pods share: downloaded once, under a "
+        "lock (default: the hub's own cache, HF_HOME)",
+    )
     tokenizer: str | None = setting(
         None, help="folder with another tokenizer (with --runner sim: instead of plain bytes)"
     )
     seed: int | None = setting(
         None, help="makes requests without a seed of their own repeatable (default: they differ)"
+    )
+
+    # A group of processes that serve one model: rank 0 serves, the others join it.
+    nnodes: int = setting(1, help="processes of the group (else $LWS_GROUP_SIZE)")
+    node_rank: int = setting(
+        0, help="this process' number, 0 for the one that serves (else $LWS_WORKER_INDEX)"
+    )
+    master_addr: str = setting("", help="name or address of rank 0 (else $LWS_LEADER_ADDRESS)")
+    master_port: int = setting(GROUP_PORT, help="where rank 0 waits for the others")
+    group_timeout_s: float = setting(
+        1800.0, help="seconds in which all processes of the group must have found each other"
     )
 
     # Memory and batching.
@@ -130,8 +159,11 @@ class EngineConfig:
     max_num_waiting: int = setting(
         4096, help="sequences that may wait; more are refused with status 429"
     )
-    gpu_memory_utilization: float = setting(
-        0.9, help="share of the device's memory for weights and KV cache, on a GPU"
+    gpu_memory_utilization: float | None = setting(
+        None,
+        help="share of the memory for weights and KV cache: of the GPU's (default: 0.9); on the "
+        "CPU of the machine's or container's (default: a quarter of what is free, 4 GiB at most, "
+        "for the KV cache); simulated, 0.9 stands for 4096 blocks",
     )
     kv_cache_memory_bytes: ByteSize | None = setting(  # noqa: RUF009 (makes a field)
         None, metavar="BYTES", help="size of the KV cache, as 4GiB (default: from free memory)"
@@ -187,6 +219,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._check_served_model()
         self._check_ports()
+        self._check_parallel()
         self._check_blocks()
         try:
             check_secret(self.secret)
@@ -200,30 +233,46 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative, not {value}")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ValueError(
-                f"--gpu-memory-utilization must be in (0, 1], not {self.gpu_memory_utilization}"
-            )
+        share = self.gpu_memory_utilization
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ValueError(f"--gpu-memory-utilization must be in (0, 1], not {share}")
 
     def _check_served_model(self) -> None:
         if self.model is None and self.runner != "sim":
             raise ValueError("MODEL is missing: a folder, a known name or hf://org/name")
         if any(not name for name in self.served_model_name):
             raise ValueError("--served-model-name must not be empty")
-        if self.tensor_parallel_size != 1:
-            raise ValueError(
-                f"--tensor-parallel-size {self.tensor_parallel_size} is not supported: only 1 is"
-            )
 
     def _check_ports(self) -> None:
         if not 0 <= self.port <= MAX_PORT:
             raise ValueError(f"--port must be in 0..{MAX_PORT}, not {self.port}")
         if self.telemetry_port is None and self.port > MAX_PORT - TELEMETRY_PORT_OFFSET:
             raise ValueError(f"--telemetry-port is needed where --port is {self.port}")
+        if not 0 < self.master_port <= MAX_PORT:
+            raise ValueError(f"--master-port must be in 1..{MAX_PORT}, not {self.master_port}")
         if not 0 <= (self.telemetry_port or 0) <= MAX_PORT:
             raise ValueError(
                 f"--telemetry-port must be in 0..{MAX_PORT}, not {self.telemetry_port}"
             )
+
+    def _check_parallel(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "nnodes"):
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if value < 1:
+                raise ValueError(f"{flag} must be at least 1, not {value}")
+            if value > 1 and not self.is_sim:
+                raise ValueError(f"{flag} {value} is not supported without --runner sim: only 1 is")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ValueError(f"--node-rank must be in 0..{self.nnodes - 1}, not {self.node_rank}")
+        num_devices = self.tensor_parallel_size * self.pipeline_parallel_size
+        if num_devices % self.nnodes:
+            raise ValueError(
+                f"--tensor-parallel-size {self.tensor_parallel_size} times "
+                f"--pipeline-parallel-size {self.pipeline_parallel_size} must be a multiple of "
+                f"--nnodes {self.nnodes}"
+            )
+        if self.is_worker and not self.master_addr.strip():
+            raise ValueError("--master-addr must not be empty where --node-rank is above 0")
 
     def _check_blocks(self) -> None:
         if self.block_size < 1 or self.hash_stride < 1 or self.hash_stride % self.block_size:
@@ -235,6 +284,11 @@ class EngineConfig:
     @property
     def is_sim(self) -> bool:
         return self.runner == "sim"
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process joins another one that serves."""
+        return self.node_rank > 0
 
     @property
     def model_ref(self) -> str:
@@ -265,6 +319,7 @@ _POSITIVE: Final = (
     "request_read_timeout_s",
     "keep_alive_s",
     "stall_timeout_s",
+    "group_timeout_s",
 )
 _NOT_NEGATIVE: Final = (
     "router_wait_s",

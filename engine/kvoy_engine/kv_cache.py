@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -84,30 +82,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     except OSError as error:
         raise ValueError(f"the system does not give {num_bytes} bytes for KV blocks") from error
     return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
-def available_host_bytes() -> int:
-    """Memory that this process may still take: the system's, and its cgroup's when that is less."""
-    available = _mem_available()
-    limit = _read_int(Path("/sys/fs/cgroup/memory.max"))
-    used = _read_int(Path("/sys/fs/cgroup/memory.current"))
-    if limit is not None and used is not None:
-        available = min(available, max(0, limit - used))
-    return available
-
-
-def _mem_available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _read_int(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such cgroup file, or "max"
-        return None

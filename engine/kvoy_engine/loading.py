@@ -14,6 +14,7 @@ from kvoy_contract.prompt import PromptEncoder, TokenizerFiles, byte_tokenizer_f
 from kvoy_contract.tokenizer_files import GENERATION_CONFIG
 from kvoy_engine.build import CoreInfo, ModelLoadFailed, Progress, build_core
 from kvoy_engine.config import EngineConfig
+from kvoy_engine.group_leader import GroupCore, GroupLeader
 from kvoy_engine.loop import CoreClient, ThreadCore
 from kvoy_engine.sampling_params import ModelLimits, SamplingDefaults
 from kvoy_engine.served_model import ServedModel
@@ -31,6 +32,29 @@ async def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     files = await _in_thread(lambda: _tokenizer_files(config, folder))
     client, info = await _start_core(config, progress)
     return LoadedEngine(client, info, served_model(names, files, info))
+
+
+async def load_in_group(
+    config: EngineConfig, progress: Progress, on_leaving: Callable[[], None]
+) -> LoadedEngine:
+    """As rank 0: loaded once every other rank has joined. Raises also GroupIncomplete.
+
+    `on_leaving` is called when another rank was told to end.
+    """
+    leader = GroupLeader(config, on_leaving)
+    await leader.start()
+    try:
+        loaded = await load_engine(config, progress)
+        try:
+            progress("the group")
+            await leader.wait_until_complete()
+        except BaseException:
+            await loaded.client.close()
+            raise
+    except BaseException as error:
+        await leader.close(is_orderly=isinstance(error, asyncio.CancelledError))
+        raise
+    return dataclasses.replace(loaded, client=GroupCore(loaded.client, leader))
 
 
 def served_model(names: tuple[str, ...], files: TokenizerFiles, info: CoreInfo) -> ServedModel:

@@ -7,14 +7,16 @@ core are read from its last report at each scrape.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvoy_engine.config import EngineConfig
 from kvoy_engine.messages import Load, StepOutput
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,8 +46,10 @@ class Outcome(enum.StrEnum):
 class EngineMetrics:
     """Counters and histograms that the server feeds, on a registry of their own."""
 
-    def __init__(self, read_gauges: Callable[[], EngineGauges]) -> None:
+    def __init__(self, read_gauges: Callable[[], EngineGauges], info: Mapping[str, str]) -> None:
+        """`info` are the labels of `kvoy_engine_info`: what stays for the process' life."""
         self.registry = CollectorRegistry(auto_describe=False)
+        register_info(self.registry, info)
         self.registry.register(_GaugeCollector(read_gauges))
         self._requests = Counter(
             "kvoy_engine_requests",
@@ -108,6 +112,26 @@ class EngineMetrics:
         return Histogram(
             f"kvoy_engine_{name}", text, buckets=tuple(buckets), registry=self.registry
         )
+
+
+def register_info(registry: CollectorRegistry, info: Mapping[str, str]) -> None:
+    gauge = Gauge(
+        "kvoy_engine_info", "Always 1; the labels say what it is.", list(info), registry=registry
+    )
+    gauge.labels(**info).set(1)
+
+
+def engine_info(config: EngineConfig) -> dict[str, str]:
+    """The labels that say what a process is."""
+    return {
+        "version": version("kvoy"),
+        "runner": config.runner,
+        "role": config.role,
+        "rank": str(config.node_rank),
+        "nnodes": str(config.nnodes),
+        "tensor_parallel_size": str(config.tensor_parallel_size),
+        "pipeline_parallel_size": str(config.pipeline_parallel_size),
+    }
 
 
 class EngineGauges:

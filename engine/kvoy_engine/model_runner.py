@@ -7,7 +7,6 @@ that sample or report prompt logprobs.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +20,8 @@ from kvoy_engine.batch import Batch, Row, RowOutput, RunnerInfo, RunnerOutput
 from kvoy_engine.kernels import prebuilt
 from kvoy_engine.kernels.build import KernelsUnavailable
 from kvoy_engine.kernels.prebuilt import Kernels
-from kvoy_engine.kv_cache import KvCache, KvShape, available_host_bytes
+from kvoy_engine.kv_cache import KvCache, KvShape
+from kvoy_engine.limits import host_memory, num_usable_cores
 from kvoy_engine.linear import WeightFormat
 from kvoy_engine.messages import SamplingParams, TokenLogprob
 from kvoy_engine.model_config import ModelConfig, ModelError, load_model_config
@@ -44,6 +44,7 @@ Progress = Callable[[str], None]
 _HEAD_ROWS = 256
 """Rows of logits made at once for prompt logprobs: bounds their memory."""
 _MAX_DEFAULT_HOST_KV_BYTES = 4 << 30
+_DEFAULT_DEVICE_SHARE = 0.9
 
 
 class TorchRunner:
@@ -102,7 +103,7 @@ class TorchRunner:
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
             return int(free)
-        return available_host_bytes()
+        return host_memory().available
 
     def close(self) -> None:
         """Nothing to end: memory goes with the object."""
@@ -249,13 +250,6 @@ def _why_not_native(cache: KvCache, weight_format: WeightFormat) -> str | None:
     return None
 
 
-def num_usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -292,19 +286,26 @@ def _num_blocks(
         budget = _default_kv_bytes(options, config, device)
     if budget < shape.block_bytes:
         raise ValueError(
-            f"{budget} bytes are free for KV blocks, and one block takes {shape.block_bytes}"
+            f"out of memory: {max(0, budget)} bytes are free for KV blocks, and one block takes "
+            f"{shape.block_bytes}"
         )
     return budget // shape.block_bytes
 
 
 def _default_kv_bytes(options: RunnerOptions, config: ModelConfig, device: torch.device) -> int:
+    share = options.gpu_memory_utilization
     if device.type == "cpu":
-        return min(available_host_bytes() // 4, _MAX_DEFAULT_HOST_KV_BYTES)
-    free, total = torch.cuda.mem_get_info(device)
+        memory = host_memory()
+        if share is None:
+            return min(memory.available // 4, _MAX_DEFAULT_HOST_KV_BYTES)
+        total, free = memory.total, memory.available
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        share = _DEFAULT_DEVICE_SHARE if share is None else share
     widest = max(3 * config.intermediate_size, config.q_size + 2 * config.kv_size)
     activations = options.max_num_batched_tokens * (widest + 6 * config.hidden_size) * 4
     logits = 3 * 4 * _HEAD_ROWS * config.vocab_size
-    return int(total * options.gpu_memory_utilization) - (total - free) - activations - logits
+    return int(total * share) - (total - free) - activations - logits
 
 
 def _max_model_len(options: RunnerOptions, config: ModelConfig, capacity: int) -> int:

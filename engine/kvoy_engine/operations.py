@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from kvoy_contract.errors import ApiError, MethodNotAllowed, NotFound
-from kvoy_engine.health import Readiness
+from kvoy_engine.health import Phase, Readiness
 from kvoy_engine.metrics import CONTENT_TYPE, EngineMetrics
 from kvoy_engine.service import TextService
 
@@ -39,6 +39,12 @@ def create_operations_app(
         if reason is not None:
             return _json({"status": "failed", "reason": reason}, 503)
         return _json({"status": readiness.phase.value})
+
+    @app.api_route("/started", methods=read)
+    async def started() -> Response:
+        """200 once the model is loaded and, in a group, every process has joined."""
+        is_loaded = readiness.phase is not Phase.LOADING
+        return _json({"status": readiness.phase.value}, 200 if is_loaded else 503)
 
     @app.api_route("/ready", methods=read)
     async def ready() -> Response:

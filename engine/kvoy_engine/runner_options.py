@@ -23,12 +23,13 @@ class RunnerOptions:
     """Threads of the CPU's products and kernels; None: all cores that this process may use."""
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
-    """None: on CUDA what `gpu_memory_utilization` leaves, on the CPU a quarter of the free memory,
-    4 GiB at most."""
+    """None: what `gpu_memory_utilization` leaves."""
     num_blocks: int | None = None
     """Goes before `kv_cache_memory_bytes`."""
-    gpu_memory_utilization: float = 0.9
-    """Share of a CUDA device's memory for weights, activations and blocks together."""
+    gpu_memory_utilization: float | None = None
+    """Share of the memory for weights, activations and blocks together: of a CUDA device's (None:
+    0.9); on the CPU of the machine's, or of its container's limit (None: a quarter of the free
+    memory, 4 GiB at most, for the blocks)."""
     max_model_len: int | None = None
     """None: the model's own limit, or fewer when the blocks do not hold one such sequence."""
     max_num_batched_tokens: int = 2048

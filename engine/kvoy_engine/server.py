@@ -1,20 +1,18 @@
 """One engine as a server: its sockets, its phases from loading to drained, and everything joined.
 
 `EngineServer.run` is the whole life of an engine. It listens before the model is loaded, so that a
-port in use is known at once and health can be asked while loading; telemetry opens once there is
-something to tell.
+port in use is known at once and health can be asked while loading; telemetry says until then that
+the model is still loading.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
-import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
@@ -31,12 +29,14 @@ from kvoy_engine.asgi import Receive, Scope, Send
 from kvoy_engine.batch import RunnerInfo
 from kvoy_engine.build import CoreInfo, ModelLoadFailed
 from kvoy_engine.config import EngineConfig
+from kvoy_engine.events import first_event
+from kvoy_engine.group_leader import GroupIncomplete
 from kvoy_engine.health import CoreWatch, Phase, Readiness
-from kvoy_engine.http_protocol import protocol_with_deadline
+from kvoy_engine.http_server import STOP_TIMEOUT_S, StartFailed, create_http, listen, new_socket
 from kvoy_engine.link import CoreLink
 from kvoy_engine.loop import CoreClient
 from kvoy_engine.messages import Load
-from kvoy_engine.metrics import EngineGauges, EngineMetrics
+from kvoy_engine.metrics import EngineGauges, EngineMetrics, engine_info
 from kvoy_engine.openai_routes import RETRY_AFTER_S, OpenAiRoutes
 from kvoy_engine.operations import create_operations_app
 from kvoy_engine.served_model import ServedModel
@@ -45,15 +45,15 @@ from kvoy_engine.watch import MAX_PENDING_HASHES, WatchHub
 
 logger = logging.getLogger(__name__)
 
-BACKLOG: Final = 2048
-STOP_TIMEOUT_S: Final = 5
 FAILURE_LINGER_S: Final = 1.0
 """Between a core's death and the end of the process: errors reach their clients, health shows red.
 """
 
 
-class StartFailed(Exception):
-    """The engine cannot serve; the message is one line for people."""
+class ModelNotLoaded(StartFailed):
+    """There is no model to serve."""
+
+    reason = "ModelLoadFailed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,9 @@ class EngineServer:
         self._epoch = os.urandom(16)
         self._readiness = Readiness(config.expect_router, config.router_wait_s)
         self._hub = WatchHub(self._readiness, clock)
-        self._metrics = EngineMetrics(self._read_gauges)
+        self._metrics = EngineMetrics(self._read_gauges, engine_info(config))
         self._routes = OpenAiRoutes(config, self._readiness, self._metrics, clock)
+        self._telemetry = telemetry.TelemetryServicer(self._hub, self._live_state, config.secret)
         self._link: CoreLink | None = None
         self._memory: dict[str, int] = {}
         self._drain = asyncio.Event()
@@ -98,21 +99,28 @@ class EngineServer:
             self._stop.set()
         self._drain.set()
 
+    def begin_drain(self) -> None:
+        """The same, however often: another process of the group was told to end."""
+        self._drain.set()
+
     async def run(self) -> int:
         """Serve until drained or failed; the exit status. Raises StartFailed."""
         grpc_server = telemetry.create_server()
-        with self._listen() as listener:
+        telemetry.add_services(grpc_server, self._telemetry, self.is_ready)
+        with listen(self._config.host, self._config.port) as listener:
+            self.http_port = listener.getsockname()[1]
             self.grpc_port = self._bind_grpc(grpc_server)
+            await grpc_server.start()
             http = self._create_http()
             serving = asyncio.ensure_future(http.serve(sockets=[listener]))
             try:
-                return await self._live(grpc_server)
+                return await self._live()
             finally:
                 http.should_exit = True
                 await serving
                 await grpc_server.stop(grace=0.2)
 
-    async def _live(self, grpc_server: grpc.aio.Server) -> int:
+    async def _live(self) -> int:
         """Load, serve, drain; whatever was loaded is closed at the end."""
         loaded = await self._load_unless_stopped()
         if loaded is None:
@@ -120,8 +128,9 @@ class EngineServer:
         link = self._attach(loaded)
         supervisor = asyncio.ensure_future(link.supervise())
         try:
-            telemetry.add_services(grpc_server, self._servicer(loaded), self.is_ready)
-            await grpc_server.start()
+            self._telemetry.describe(
+                describe(loaded, self._epoch, self._config), loaded.model.tokenizer.parts
+            )
             self._readiness.on_loaded(self._clock())
             self.started.set()
             logger.info("runner", extra=log_fields(loaded.info.runner.details))
@@ -149,8 +158,10 @@ class EngineServer:
             return None
         try:
             return loading.result()
-        except ModelLoadFailed as error:
+        except GroupIncomplete as error:
             raise StartFailed(str(error)) from error
+        except ModelLoadFailed as error:
+            raise ModelNotLoaded(str(error)) from error
 
     def _attach(self, loaded: LoadedEngine) -> CoreLink:
         watch = CoreWatch(self._config.stall_timeout_s, loaded.info.max_num_batched_tokens)
@@ -209,48 +220,14 @@ class EngineServer:
         self._operations = create_operations_app(
             self._readiness, self._metrics, self._problem, self.is_ready, routes.require_service
         )
-        config = uvicorn.Config(
-            self._app,
-            http=protocol_with_deadline(self._config.request_read_timeout_s),
-            interface="asgi3",
-            proxy_headers=False,
-            ws="none",
-            lifespan="off",
-            loop="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            date_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=int(self._config.keep_alive_s),
-            timeout_graceful_shutdown=STOP_TIMEOUT_S,
-        )
-        return _QuietServer(config)
-
-    @contextlib.contextmanager
-    def _listen(self) -> Iterator[socket.socket]:
-        host, port = self._config.host, self._config.port
-        with self._socket() as listener:
-            try:
-                listener.bind((host, port))
-                listener.listen(BACKLOG)
-            except OSError as error:
-                raise StartFailed(f"cannot listen on {host}:{port}: {error.strerror}") from None
-            self.http_port = listener.getsockname()[1]
-            yield listener
-
-    def _socket(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._config.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return made
+        return create_http(self._app, self._config)
 
     def _bind_grpc(self, server: grpc.aio.Server) -> int:
         port = self._config.grpc_port(self.http_port)
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         try:
             # gRPC reports a failure on standard error before it raises; asked first, we say it.
-            with self._socket() as probe:
+            with new_socket(self._config.host) as probe:
                 probe.bind((self._config.host, port))
             bound: int = server.add_insecure_port(f"{host}:{port}")
         except OSError as error:
@@ -259,15 +236,6 @@ class EngineServer:
         except RuntimeError:
             raise StartFailed(f"cannot listen on {host}:{port} (telemetry): in use") from None
         return bound
-
-    def _servicer(self, loaded: LoadedEngine) -> telemetry.TelemetryServicer:
-        return telemetry.TelemetryServicer(
-            describe(loaded, self._epoch, has_secret=self._config.secret is not None),
-            loaded.model.tokenizer.parts,
-            self._hub,
-            self._live_state,
-            self._config.secret,
-        )
 
     def _live_state(self) -> telemetry.LiveState:
         return telemetry.LiveState(
@@ -303,24 +271,6 @@ class EngineServer:
         )
 
 
-class _QuietServer(uvicorn.Server):
-    """Leaves signals to whoever composed the process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def first_event(*events: asyncio.Event, timeout_s: float | None = None) -> None:
-    """Until one of the events is set, or the time is over."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-
-
 def memory_bytes(runner: RunnerInfo) -> dict[str, int]:
     """Where a loaded runner's memory went."""
     return {
@@ -336,15 +286,16 @@ def log_fields(details: Mapping[str, str]) -> dict[str, str]:
     return {re.sub(r"\W+", "_", name).strip("_"): detail for name, detail in details.items()}
 
 
-def describe(loaded: LoadedEngine, epoch: bytes, *, has_secret: bool) -> pb.EngineDescription:
+def describe(loaded: LoadedEngine, epoch: bytes, config: EngineConfig) -> pb.EngineDescription:
     """Who this engine is, for its whole life. Only a secret allows envelopes."""
+    has_secret = config.secret is not None
     info, runner, model = loaded.info, loaded.info.runner, loaded.model
     return pb.EngineDescription(
         epoch=epoch,
         served_model=model.names[0],
         aliases=model.names[1:],
         model_identity=info.model_identity,
-        role=pb.ROLE_BOTH,
+        role=f"ROLE_{config.role.upper()}",
         block_size=runner.block_size,
         hash_stride=info.hash_stride,
         num_blocks=runner.num_blocks,
@@ -354,7 +305,9 @@ def describe(loaded: LoadedEngine, epoch: bytes, *, has_secret: bool) -> pb.Engi
         max_num_batched_tokens=info.max_num_batched_tokens,
         tokenizer_digest=model.tokenizer.digest,
         numerics=runner.numerics,
-        parallel=pb.ParallelSizes(tensor=1, pipeline=1, data=1),
+        parallel=pb.ParallelSizes(
+            tensor=config.tensor_parallel_size, pipeline=config.pipeline_parallel_size, data=1
+        ),
         engine_kind="kvoy",
         engine_version=version("kvoy"),
         capabilities=pb.Capabilities(

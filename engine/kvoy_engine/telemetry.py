@@ -53,30 +53,37 @@ class LiveState:
 
 
 class TelemetryServicer(rpc.TelemetryServicer):
-    """Serves one engine's description, tokenizer files and watch streams."""
+    """Serves one engine's description, tokenizer files and watch streams.
+
+    Until it knows the engine, every call is answered with UNAVAILABLE.
+    """
 
     def __init__(
-        self,
-        description: pb.EngineDescription,
-        tokenizer_parts: Mapping[str, bytes],
-        hub: WatchHub,
-        live_state: Callable[[], LiveState],
-        secret: str | None,
+        self, hub: WatchHub, live_state: Callable[[], LiveState], secret: str | None
     ) -> None:
-        self._description = description
-        self._tokenizer_parts = tokenizer_parts
+        self._description = pb.EngineDescription()
+        self._tokenizer_parts: Mapping[str, bytes] = {}
+        self._is_loaded = False
         self._hub = hub
         self._live_state = live_state
         self._secret = secret
 
+    def describe(
+        self, description: pb.EngineDescription, tokenizer_parts: Mapping[str, bytes]
+    ) -> None:
+        """The model is loaded: from now on calls are served."""
+        self._description = description
+        self._tokenizer_parts = tokenizer_parts
+        self._is_loaded = True
+
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.EngineDescription:
-        await self._authorize(context)
+        await self._admit(context)
         return self._description
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[pb.TokenizerFile]:
-        await self._authorize(context)
+        await self._admit(context)
         if request.digest and request.digest != self._description.tokenizer_digest:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
@@ -90,7 +97,7 @@ class TelemetryServicer(rpc.TelemetryServicer):
 
     async def Watch(self, request_iterator: Any, context: Context) -> None:
         """One router's stream, until it hangs up or the server stops."""
-        await self._authorize(context)
+        await self._admit(context)
         hello = await self._read_hello(context)
         if self._hub.num_watchers >= MAX_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch streams")
@@ -128,14 +135,16 @@ class TelemetryServicer(rpc.TelemetryServicer):
         hello: pb.Hello = first.hello
         return hello
 
-    async def _authorize(self, context: Context) -> None:
-        if self._secret is None:
-            return
-        shown = dict(context.invocation_metadata() or ()).get(SECRET_METADATA_KEY)
-        if not envelope.secret_matches(self._secret, shown):
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED, f"{SECRET_METADATA_KEY} is missing or wrong"
-            )
+    async def _admit(self, context: Context) -> None:
+        """Ends the call of whoever lacks the secret, and every one before the model is loaded."""
+        if self._secret is not None:
+            shown = dict(context.invocation_metadata() or ()).get(SECRET_METADATA_KEY)
+            if not envelope.secret_matches(self._secret, shown):
+                await context.abort(
+                    grpc.StatusCode.UNAUTHENTICATED, f"{SECRET_METADATA_KEY} is missing or wrong"
+                )
+        if not self._is_loaded:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still loading")
 
 
 class _WatchStream:
