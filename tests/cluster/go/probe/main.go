@@ -5,6 +5,7 @@
 //	probe get URL            prints the answer; fails unless it is a 200
 //	probe env PREFIX         prints the environment's variables of that prefix, then waits
 //	probe resolve NAME       prints the name's addresses
+//	probe show FILE          prints the file
 //	probe exit CODE MESSAGE  writes the termination message and ends
 package main
 
@@ -53,6 +54,11 @@ func main() {
 		reapUntilTerminated()
 	case "resolve":
 		resolve(argument(2))
+	case "show":
+		data, err := os.ReadFile(argument(2))
+		check(err)
+		_, err = os.Stdout.Write(data)
+		check(err)
 	case "exit":
 		exit(argument(2), argument(3))
 	default:
