@@ -66,7 +66,7 @@ class FakeEngine(FakeTelemetry):
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"{self.host}:{self._port}"
 
     async def __aenter__(self) -> Self:
         await self.start_http()
@@ -80,7 +80,7 @@ class FakeEngine(FakeTelemetry):
     async def start_http(self) -> None:
         """Listen; again on the same port after `stop_http`."""
         self._http = await asyncio.start_server(
-            self._serve, "127.0.0.1", self._port, limit=_MAX_HEAD_BYTES
+            self._serve, self.host, self._port, limit=_MAX_HEAD_BYTES
         )
         self._port = self._http.sockets[0].getsockname()[1]
 

@@ -50,7 +50,10 @@ class FakeTelemetry(pb_grpc.TelemetryServicer):
         heartbeat_s: float = 0.2,
         tokenizer: TokenizerFiles | None = None,
         telemetry_port: int = 0,
+        host: str = "127.0.0.1",
     ) -> None:
+        """`host` is a loopback address to listen on."""
+        self.host = host
         self.tokenizer = tokenizer or byte_tokenizer_files()
         self.secret = secret
         self.heartbeat_s = heartbeat_s
@@ -95,7 +98,7 @@ class FakeTelemetry(pb_grpc.TelemetryServicer):
 
     @property
     def telemetry_address(self) -> str:
-        return f"127.0.0.1:{self._telemetry_port}"
+        return f"{self.host}:{self._telemetry_port}"
 
     @property
     def router_ids(self) -> set[str]:
@@ -112,7 +115,7 @@ class FakeTelemetry(pb_grpc.TelemetryServicer):
         self._grpc = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_TelemetryServicer_to_server(self, self._grpc)  # type: ignore[no-untyped-call]
         port = self._telemetry_port
-        self._telemetry_port = self._grpc.add_insecure_port(f"127.0.0.1:{port}")
+        self._telemetry_port = self._grpc.add_insecure_port(f"{self.host}:{port}")
         await self._grpc.start()
 
     async def stop_telemetry(self) -> None:

@@ -162,13 +162,13 @@ class KubeDiscovery:
     def _note_success(self) -> None:
         self._watching_since_s = min(self._watching_since_s, self._now_s())
         if self.error is not None:
-            log.info("Kubernetes API is back", extra={"namespace": self._namespace})
+            log.info("Kubernetes API answers again", extra={"namespace": self._namespace})
         self.error = None
 
     def _note_failure(self, reason: str) -> None:
         if self.error is None:
             log.warning(
-                "Kubernetes API is away, engines stay as they were known",
+                "Kubernetes API fails, engines stay as they were known",
                 extra={"namespace": self._namespace, "reason": reason},
             )
         self.error = reason

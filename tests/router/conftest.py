@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
+from kvoy_cluster.api_server import ApiServer
 from kvoy_contract.testing import FakeEngine
 from kvoy_router.testing import SECRET
+from kvoy_scene.scene import Scene
 
 StartEngine = Callable[..., Awaitable[FakeEngine]]
 
@@ -35,3 +38,13 @@ async def start_engine() -> AsyncIterator[StartEngine]:
             return await stack.enter_async_context(FakeEngine(**{"secret": SECRET} | options))
 
         yield start
+
+
+@pytest.fixture
+def scene(
+    api_server: ApiServer, kvoy_crds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
+    """A namespace on a real API server, and a router's account there."""
+    scene = Scene(api_server, tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(scene.kubeconfig))
+    return scene

@@ -317,8 +317,8 @@ async def test_verified_pods_stay_while_the_api_is_away(
     await settled(watched, "a", "b")
 
     assert watched.discovery.error is None
-    assert caplog.text.count("Kubernetes API is away") == 1
-    assert caplog.text.count("Kubernetes API is back") == 1
+    assert caplog.text.count("Kubernetes API fails") == 1
+    assert caplog.text.count("Kubernetes API answers again") == 1
 
 
 async def test_a_list_that_fails_slowly_has_failed_all_the_same(
