@@ -2,7 +2,8 @@
 
     client.py wait                                       stays until it is told to end
     client.py chat BASE_URL MODEL TEXT...                a conversation, one user turn per TEXT
-    client.py load BASE_URL MODEL SECONDS CONCURRENCY    streams, one after the other, per user
+    client.py load BASE_URL MODEL CONCURRENCY STOP_FILE  streams, one after the other, per user,
+                                                         until the file exists
 
 Prints one JSON document. It needs the `openai` package and nothing else, and never retries: a
 request that fails is a request that failed.
@@ -15,10 +16,12 @@ import json
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 NO_RETRIES = 0
 TIMEOUT_S = 120.0
+MAX_LOAD_S = 900.0
 
 
 async def chat(base_url: str, model: str, turns: list[str]) -> dict[str, Any]:
@@ -51,19 +54,17 @@ async def chat(base_url: str, model: str, turns: list[str]) -> dict[str, Any]:
     return {"models": models, "answers": answers}
 
 
-async def load(base_url: str, model: str, seconds: float, concurrency: int) -> dict[str, Any]:
-    """Streams of every user until the time is over; SIGTERM ends it early, with a report."""
+async def load(base_url: str, model: str, concurrency: int, stop_file: Path) -> dict[str, Any]:
+    """Streams of every user until the file exists, and what became of them."""
     from openai import AsyncOpenAI
 
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + MAX_LOAD_S
     failures: list[str] = []
     counts = {"completed": 0, "chunks": 0}
 
     async def user(number: int, client: AsyncOpenAI) -> None:
         turn = 0
-        while time.monotonic() < deadline and not stop.is_set():
+        while time.monotonic() < deadline and not stop_file.exists():
             turn += 1
             try:
                 stream = await client.completions.create(
@@ -105,8 +106,9 @@ def main(argv: list[str]) -> None:
             wait()
         case ["chat", base_url, model, *turns]:
             print(json.dumps(asyncio.run(chat(base_url, model, turns))))
-        case ["load", base_url, model, seconds, concurrency]:
-            print(json.dumps(asyncio.run(load(base_url, model, float(seconds), int(concurrency)))))
+        case ["load", base_url, model, concurrency, stop_file]:
+            report = asyncio.run(load(base_url, model, int(concurrency), Path(stop_file)))
+            print(json.dumps(report))
         case _:
             sys.exit(__doc__)
 

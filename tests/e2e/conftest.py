@@ -1,0 +1,36 @@
+"""The platform as a fixture; see `kvoy_e2e.platform`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvoy_cluster.build import build
+from kvoy_cluster.cluster import Cluster
+from kvoy_e2e.platform import (
+    CLIENT,
+    CLIENT_POD,
+    MODEL,
+    MODELS,
+    NAMESPACE,
+    VOLUME,
+    Platform,
+    archives,
+)
+
+
+@pytest.fixture(scope="module")
+def platform(cluster: Cluster) -> Iterator[Platform]:
+    """Images are loaded, the client waits in its pod; Kvoy itself is not installed yet."""
+    platform = Platform(cluster, build())
+    for archive in archives():
+        cluster.import_image(archive)
+    model = MODELS / MODEL
+    assert model.is_dir(), f"no model at {model}: make model"
+    platform.kubectl("create", "namespace", NAMESPACE)
+    platform.apply(VOLUME.format(path=model.parent))
+    platform.apply(CLIENT_POD)
+    platform.kubectl("wait", "-n", NAMESPACE, "--for=condition=Ready", f"pod/{CLIENT}")
+    yield platform
+    platform.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
