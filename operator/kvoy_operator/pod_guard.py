@@ -13,8 +13,13 @@ from kvoy_contract.names import API_GROUP, MANAGED_BY_LABEL
 from kvoy_operator.errors import InvalidSpec
 
 _POD_FIELDS: Final = {
+    "automountServiceAccountToken": "who holds a Kubernetes token is the operator's; remove it",
     "restartPolicy": "the operator needs it as it is; remove it",
     "terminationGracePeriodSeconds": "follows from the drain timeout; set rollout.drainTimeout",
+}
+_ROUTER: Final = "router"
+_ROUTER_FIELDS: Final = {
+    "serviceAccountName": "the router finds its engines by this account's rights; remove it",
 }
 _CONTAINER_FIELDS: Final = {
     "command": "the operator sets it; add arguments by engine.args",
@@ -36,6 +41,8 @@ def check_pod_template(base: Map, merged: Map, *, container: str, field: str) ->
     spec, merged_spec = base["spec"], merged.get("spec") or {}
     spec_path = f"{field}.spec"
     _check_fields(spec, merged_spec, _POD_FIELDS, spec_path)
+    if container == _ROUTER:
+        _check_fields(spec, merged_spec, _ROUTER_FIELDS, spec_path)
     _check_kept(spec, merged_spec, "volumes", ("name",), spec_path)
     path = f"{spec_path}.containers[{container}]"
     ours = _element(spec.get("containers"), container)

@@ -61,6 +61,7 @@ BASE: Json = {
                 "whenUnsatisfiable": "ScheduleAnyway",
             }
         ],
+        "automountServiceAccountToken": False,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 330,
     },
@@ -187,8 +188,9 @@ REFUSED = {
         "containers[engine].resources.limits.nvidia.com/gpu",
     ),
     "grace": (spec(terminationGracePeriodSeconds=1), "terminationGracePeriodSeconds"),
+    "token": (spec(automountServiceAccountToken=True), "automountServiceAccountToken"),
     "restarts": (spec(restartPolicy="Never"), "restartPolicy"),
-    "everything": ({"spec": None}, "restartPolicy"),
+    "everything": ({"spec": None}, "automountServiceAccountToken"),
     "element without its key": (spec(containers=[{"image": "x"}]), "containers"),
     "no list": (spec(containers={"name": "engine"}), "containers"),
     "order": (engine(**{"$setElementOrder/env": []}), "containers[engine].$setElementOrder/env"),
@@ -230,6 +232,13 @@ def test_another_container_can_be_the_one_that_stays() -> None:
         merge_pod_template(
             base, spec(containers=[{"name": "router", "$patch": "delete"}]), container="router"
         )
+
+
+def test_a_router_keeps_the_account_with_its_rights() -> None:
+    base = {"spec": {"containers": [{"name": "router"}], "serviceAccountName": "qwen-router"}}
+
+    with pytest.raises(InvalidSpec, match=r"serviceAccountName: the router finds its engines"):
+        merge_pod_template(base, spec(serviceAccountName="mine"), container="router")
 
 
 @pytest.mark.slow
