@@ -13,7 +13,6 @@ USER_ID: Final = 65532
 HOSTNAME_KEY: Final = "kubernetes.io/hostname"
 ZONE_KEY: Final = "topology.kubernetes.io/zone"
 TMP_VOLUME: Final = "tmp"
-_TMP_LIMIT: Final = "1Gi"
 
 
 def restricted_pod() -> Manifest:
@@ -66,7 +65,8 @@ def spread_softly(match_labels: Mapping[str, str]) -> list[Manifest]:
 
 
 def tmp_volume() -> Manifest:
-    return {"name": TMP_VOLUME, "emptyDir": {"sizeLimit": _TMP_LIMIT}}
+    """Without a limit: to pass one is to be evicted, and the kubelet guards the node's disk."""
+    return {"name": TMP_VOLUME, "emptyDir": {}}
 
 
 def tmp_mount() -> Manifest:
