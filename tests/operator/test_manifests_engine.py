@@ -84,6 +84,32 @@ def test_with_a_prefill_pool_each_pool_has_its_role() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pool", "arguments"),
+    [
+        ({"gpus": 1}, []),
+        ({"gpus": 4}, ["--tensor-parallel-size=4"]),
+        ({"nodes": 2}, ["--pipeline-parallel-size=2"]),
+        (
+            {"nodes": 2, "gpus": 8},
+            ["--tensor-parallel-size=8", "--pipeline-parallel-size=2"],
+        ),
+        (
+            {"nodes": 2, "gpus": 8, "parallelism": {"tensor": 16, "pipeline": 1}},
+            ["--tensor-parallel-size=16"],
+        ),
+    ],
+)
+def test_a_model_is_cut_over_the_gpus_of_its_nodes(pool: Spec, arguments: list[str]) -> None:
+    service = make_service({"engine": {"kind": "sim"}, **pool})
+    spec = render_workload(service, SERVING_POOL, "bcdfgh", make_options())["spec"]
+    template = spec.get("template") or spec["leaderWorkerTemplate"]["leaderTemplate"]
+
+    given = template["spec"]["containers"][0]["args"]
+
+    assert [argument for argument in given if "-parallel-size" in argument] == arguments
+
+
+@pytest.mark.parametrize(
     ("spec", "image"),
     [
         ({}, "localhost/kvoy/engine:1-cpu"),
@@ -267,30 +293,33 @@ def test_a_token_comes_from_the_user_s_secret() -> None:
 @pytest.mark.parametrize(
     ("cache", "home"),
     [
-        (None, {"emptyDir": {}}),
-        ({"emptyDir": {"sizeLimit": "9Gi"}}, {"emptyDir": {"sizeLimit": "9Gi"}}),
-        (
-            {"hostPath": {"path": "/var/m"}},
-            {"hostPath": {"path": "/var/m", "type": "DirectoryOrCreate"}},
-        ),
+        (None, {}),
+        ({"emptyDir": {}}, {}),
+        ({"emptyDir": {"sizeLimit": "9Gi"}}, {"sizeLimit": "9Gi"}),
     ],
 )
-def test_a_downloaded_model_is_kept_where_the_spec_says(cache: Spec | None, home: Spec) -> None:
-    model = {"uri": _HUB, "cache": cache} if cache else {"uri": _HUB}
-    spec = {"model": model}
+def test_a_downloaded_model_lives_and_goes_with_its_pod(cache: Spec | None, home: Spec) -> None:
+    spec = {"model": {"uri": _HUB, **({"cache": cache} if cache else {})}}
     environment = _environment(_engine(spec))
     mount = next(m for m in _engine(spec)["volumeMounts"] if m["name"] == "home")
 
-    assert _volumes(_pod(spec))["home"] == {"name": "home", **home}
+    assert _volumes(_pod(spec))["home"]["emptyDir"] == home
     assert mount["mountPath"] == environment["KVOY_HOME"]
     assert environment["HF_HOME"].startswith(environment["KVOY_HOME"])
 
 
-def test_a_folder_of_the_node_is_made_writable_for_the_engine_s_user() -> None:
+def test_a_node_s_folder_is_shared_by_its_engines_and_made_writable_for_them() -> None:
     spec = {"model": {"uri": _HUB, "cache": {"hostPath": {"path": "/var/m"}}}}
+    engine = _engine(spec)
     (init,) = _pod(spec)["initContainers"]
 
-    assert init["command"] == ["chown", "65532:65532", "/var/lib/kvoy"]
+    assert engine["args"][:2] == [_HUB, "--download-dir=/models"]
+    assert _volumes(_pod(spec))["models"]["hostPath"] == {
+        "path": "/var/m",
+        "type": "DirectoryOrCreate",
+    }
+    assert init["volumeMounts"] == [m for m in engine["volumeMounts"] if m["name"] == "models"]
+    assert init["command"] == ["chown", "65532:65532", "/models"]
     assert init["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
     assert "initContainers" not in _pod()
 

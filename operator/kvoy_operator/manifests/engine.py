@@ -62,10 +62,9 @@ def engine_template(
         "containers": [engine_container(service, pool_name, source, options, is_worker=is_worker)],
         "volumes": [*source.volumes, _shared_memory(pool), tmp_volume()],
     }
-    if source.node_folder is not None:
+    if source.is_on_node:
         image = engine_image(service, pool, options)
-        policy = pull_policy(service, options)
-        spec["initContainers"] = [make_writable(source.node_folder, image, policy)]
+        spec["initContainers"] = [make_writable(image, pull_policy(service, options))]
     spec |= _placement(service, pool_name, revision) | _claims(pool)
     pull_secrets = service_pull_secrets(service, options)
     if pull_secrets:

@@ -65,7 +65,7 @@ def engine_container(
         "image": engine_image(service, pool, options),
         "imagePullPolicy": pull_policy(service, options),
         "command": ["kvoy", "serve"],
-        "args": _arguments(service, pool_name, source.argument),
+        "args": _arguments(service, pool_name, source.arguments),
         "env": _environment(service, source),
         "ports": _ports(pool),
         "resources": _resources(pool),
@@ -102,10 +102,11 @@ def environment_of(variables: tuple[EnvVar, ...]) -> list[Manifest]:
     return list(by_name.values())
 
 
-def _arguments(service: LLMService, pool_name: str, model: str) -> list[str]:
+def _arguments(service: LLMService, pool_name: str, model: tuple[str, ...]) -> list[str]:
     spec = service.spec
+    parallelism = spec.pools[pool_name].effective_parallelism
     arguments = [
-        model,
+        *model,
         "--host=0.0.0.0",
         f"--port={DEFAULT_ENGINE_PORT}",
         f"--telemetry-port={_TELEMETRY_PORT}",
@@ -117,6 +118,10 @@ def _arguments(service: LLMService, pool_name: str, model: str) -> list[str]:
     ]
     if is_simulated(service):
         arguments.append("--runner=sim")
+    if parallelism.tensor > 1:
+        arguments.append(f"--tensor-parallel-size={parallelism.tensor}")
+    if parallelism.pipeline > 1:
+        arguments.append(f"--pipeline-parallel-size={parallelism.pipeline}")
     if spec.engine.max_model_len is not None:
         arguments.append(f"--max-model-len={spec.engine.max_model_len}")
     if spec.engine.kv_cache_fraction is not None:

@@ -20,9 +20,9 @@ from kvoy_operator.manifests.model_source import (
     MODELS_FOLDER,
     cache_claim,
     cached_model_folder,
-    claim_mount,
     claim_volume,
     hub_environment,
+    models_mount,
 )
 from kvoy_operator.manifests.parts import (
     references,
@@ -155,5 +155,5 @@ def _container(service: LLMService, options: RenderOptions) -> Manifest:
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
         "securityContext": restricted_container(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [claim_mount(read_only=False), tmp_mount()],
+        "volumeMounts": [models_mount(read_only=False), tmp_mount()],
     }

@@ -3,8 +3,8 @@
     file://            a folder that the container sees anyway
     pvc://             a claim, mounted read-only
     hf:// cache.pvc    a claim that a Job has filled, mounted read-only; the hub is not asked
-    hf:// hostPath     Kvoy's home folder lies on the node: its engines share it, under a lock
-    hf:// emptyDir     Kvoy's home folder lives and goes with the pod
+    hf:// hostPath     a folder of the node: its engines share it, and download under a lock
+    hf:// emptyDir     a folder that lives and goes with the pod
 
 A simulated engine has no model; it takes the reference as a mere name.
 """
@@ -30,13 +30,13 @@ _SLUG_CHARS: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    argument: str
-    """MODEL of `kvoy serve`."""
+    arguments: tuple[str, ...]
+    """MODEL of `kvoy serve`, and what else it has to be told about it."""
     environment: tuple[Manifest, ...]
     mounts: tuple[Manifest, ...]
     volumes: tuple[Manifest, ...]
-    node_folder: str | None = None
-    """A folder of the node that has to be made writable first."""
+    is_on_node: bool = False
+    """Whether the models lie in a folder of the node, which has to be made writable first."""
 
 
 def is_simulated(service: LLMService) -> bool:
@@ -63,7 +63,7 @@ def model_source(service: LLMService) -> ModelSource:
     model = service.spec.model
     if is_simulated(service) or model.uri.startswith(FILE_SCHEME):
         argument = model.reference.removeprefix(FILE_SCHEME)
-        return ModelSource(argument, _home(), (_home_mount(),), (_home_volume(),))
+        return ModelSource((argument,), _home(), (_home_mount(),), (_home_volume(),))
     if model.uri.startswith(CLAIM_SCHEME):
         claim, _, folder = model.uri.removeprefix(CLAIM_SCHEME).partition("/")
         path = f"{MODELS_FOLDER}/{folder}".rstrip("/")
@@ -91,17 +91,17 @@ def claim_volume(claim: str, *, read_only: bool) -> Manifest:
     }
 
 
-def claim_mount(*, read_only: bool) -> Manifest:
+def models_mount(*, read_only: bool) -> Manifest:
     return {"name": _MODELS_VOLUME, "mountPath": MODELS_FOLDER, "readOnly": read_only}
 
 
-def make_writable(folder: str, image: str, pull_policy: str) -> Manifest:
+def make_writable(image: str, pull_policy: str) -> Manifest:
     """An init container: the kubelet makes a node's folder for root alone."""
     return {
         "name": "prepare-cache",
         "image": image,
         "imagePullPolicy": pull_policy,
-        "command": ["chown", f"{USER_ID}:{USER_ID}", folder],
+        "command": ["chown", f"{USER_ID}:{USER_ID}", MODELS_FOLDER],
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
         "securityContext": {
             "runAsUser": 0,
@@ -110,30 +110,34 @@ def make_writable(folder: str, image: str, pull_policy: str) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
         },
-        "volumeMounts": [_home_mount()],
+        "volumeMounts": [models_mount(read_only=False)],
     }
 
 
 def _from_claim(claim: str, argument: str, environment: tuple[Manifest, ...]) -> ModelSource:
     return ModelSource(
-        argument,
+        (argument,),
         environment,
-        (_home_mount(), claim_mount(read_only=True)),
+        (_home_mount(), models_mount(read_only=True)),
         (_home_volume(), claim_volume(claim, read_only=True)),
     )
 
 
 def _downloaded(service: LLMService) -> ModelSource:
-    """Each engine's own fetch, into its home folder."""
+    """Each engine's own fetch, into a folder of the node or into its home folder."""
     model = service.spec.model
     environment = (*_home(), *hub_environment(service))
     if model.cache is not None and model.cache.host_path is not None:
         path = {"path": model.cache.host_path.path, "type": "DirectoryOrCreate"}
-        volume: Manifest = {"name": _HOME_VOLUME, "hostPath": path}
-        return ModelSource(model.reference, environment, (_home_mount(),), (volume,), HOME_FOLDER)
+        return ModelSource(
+            (model.reference, f"--download-dir={MODELS_FOLDER}"),
+            environment,
+            (_home_mount(), models_mount(read_only=False)),
+            (_home_volume(), {"name": _MODELS_VOLUME, "hostPath": path}),
+            is_on_node=True,
+        )
     limit = model.cache.empty_dir.size_limit if model.cache and model.cache.empty_dir else None
-    volume = {"name": _HOME_VOLUME, "emptyDir": {"sizeLimit": limit} if limit else {}}
-    return ModelSource(model.reference, environment, (_home_mount(),), (volume,))
+    return ModelSource((model.reference,), environment, (_home_mount(),), (_home_volume(limit),))
 
 
 def _home() -> tuple[Manifest, ...]:
@@ -147,5 +151,6 @@ def _home_mount() -> Manifest:
     return {"name": _HOME_VOLUME, "mountPath": HOME_FOLDER}
 
 
-def _home_volume() -> Manifest:
-    return {"name": _HOME_VOLUME, "emptyDir": {}}
+def _home_volume(size_limit: str | None = None) -> Manifest:
+    limit = {} if size_limit is None else {"sizeLimit": size_limit}
+    return {"name": _HOME_VOLUME, "emptyDir": limit}
