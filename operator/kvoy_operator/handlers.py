@@ -8,6 +8,7 @@ disappears; what it sees is handed over as records.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
@@ -60,7 +61,9 @@ class Watch:
         self._on_put = on_put
         self._on_gone = on_gone
         self._on_end = on_end
-        self._stop = threading.Event()
+        self._is_stopping = False
+        self._stop: asyncio.Event | None = None
+        self._kopf_loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -72,7 +75,10 @@ class Watch:
 
     async def stop(self) -> None:
         """End kopf; a watch that does not end in time is left to the end of the process."""
-        self._stop.set()
+        self._is_stopping = True
+        if self._kopf_loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has ended already
+                self._kopf_loop.call_soon_threadsafe(self._stop.set)
         await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
         for kind in self._kinds:
             self._health.dismiss(kind)
@@ -83,10 +89,11 @@ class Watch:
             asyncio.run(self._watch())
         except BaseException as ended:
             error = ended
-        if not self._stop.is_set():
+        if not self._is_stopping:
             self._hand_over(self._on_end, error)
 
     async def _watch(self) -> None:
+        self._kopf_loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         await kopf.operator(
             registry=self._registry(),
             settings=_settings(self._kinds),
@@ -130,11 +137,8 @@ class Watch:
 
     def _hand_over(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        try:
+        with contextlib.suppress(RuntimeError):  # the operator's loop is closed: it ends
             self._loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:
-            # The operator's loop is closed: nobody is there to be told.
-            self._stop.set()
 
 
 def _selector(kind: Kind) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class _ListMetadata(msgspec.Struct):
 
 class _List(msgspec.Struct):
     metadata: _ListMetadata
-    items: list[_Item]
+    items: list[_Item] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Resync:
                 "GET", kind.path(namespace), params=params, accept=PARTIAL_LIST
             )
             page = msgspec.json.decode(raw, type=_List)
-            for item in page.items:
+            for item in page.items or ():
                 seen = item.metadata
                 ref = Ref(kind.name, seen.namespace, seen.name)
                 objects[ref] = (seen.uid, int(seen.resourceVersion))

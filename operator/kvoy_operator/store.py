@@ -171,6 +171,5 @@ def _as_member(record: Record) -> tuple[Any, ...]:
 
 def _router_ref(service: Mapping[str, Any]) -> str | None:
     router = (service.get("spec") or {}).get("router") or {}
-    ref = router.get("ref")
-    # An object reference or a plain name, as the resource has it.
-    return ref.get("name") if isinstance(ref, Mapping) else ref
+    ref: str | None = router.get("ref")
+    return ref

@@ -36,6 +36,11 @@ def pod_view(body: Body) -> PodView:
         is_terminating="deletionTimestamp" in metadata,
         created_s=seconds(metadata.get("creationTimestamp")),
         node=spec.get("nodeName", ""),
+        scheduled_s=(
+            seconds(scheduled.get("lastTransitionTime"))
+            if scheduled.get("status") == "True"
+            else None
+        ),
         unscheduled_since_s=(
             seconds(scheduled.get("lastTransitionTime")) if is_unscheduled else None
         ),
@@ -43,6 +48,7 @@ def pod_view(body: Body) -> PodView:
         containers=tuple(_containers(status)),
         group_index=_index(labels, _GROUP_INDEX_LABEL),
         worker_index=_index(labels, _WORKER_INDEX_LABEL),
+        reason=status.get("reason") or "",
         message=(status.get("message") or "")[:_MAX_MESSAGE_CHARS],
     )
 
@@ -61,6 +67,7 @@ def _container_view(container: Mapping[str, Any]) -> ContainerView:
         name=container["name"],
         is_ready=bool(container.get("ready")),
         restart_count=container.get("restartCount", 0),
+        is_started=container.get("started") is not False,
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", "")[:_MAX_MESSAGE_CHARS],
         exit_code=terminated.get("exitCode"),

@@ -1,0 +1,188 @@
+"""What the operator does to the cluster: apply, scale, adopt, delete, report. The only writes.
+
+Every answer goes into the store at once, so the next decision sees the operator's own writes
+whether or not a watch has brought them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from kvoy_operator.api import APPLY_PATCH, MERGE_PATCH, Api
+from kvoy_operator.api_errors import ApiFailure, ApiRefusal
+from kvoy_operator.kinds import EVENT, SECRET, Kind, kind_of
+from kvoy_operator.observed import Body
+from kvoy_operator.record import Record, Ref, record_of
+
+log = logging.getLogger(__name__)
+
+FIELD_MANAGER = "kvoy-operator"
+"""Owns every rendered field."""
+SCALE_MANAGER = "kvoy-operator-scale"
+"""Owns `spec.replicas` of engine workloads and nothing else."""
+STATUS_MANAGER = "kvoy-operator-status"
+_EVENT_CONTROLLER = "kvoy.dev/operator"
+
+
+class Cluster:
+    """`on_put` and `on_gone` are the store's."""
+
+    def __init__(
+        self,
+        api: Api,
+        on_put: Callable[[Record], object],
+        on_gone: Callable[[Ref, str], object],
+        instance: str,
+    ) -> None:
+        """`instance` names this process in Events."""
+        self._api = api
+        self._on_put = on_put
+        self._on_gone = on_gone
+        self._instance = instance
+
+    async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        """The object as the server has it now; None: there is none."""
+        try:
+            body: Body = await self._api.request("GET", kind.path(namespace, name))
+        except ApiRefusal as error:
+            if error.is_not_found:
+                return None
+            raise
+        return body
+
+    async def apply(self, manifest: Body, *, manager: str = FIELD_MANAGER) -> None:
+        """Server-side apply: what is rendered is taken from whoever has changed it."""
+        # A Secret may not be read first, so a stranger's must show as a conflict.
+        force = manifest["kind"] != SECRET.name
+        await self._apply(manifest, {"fieldManager": manager, "force": str(force).lower()})
+
+    async def check(self, manifest: Body) -> None:
+        """Have the server judge the object without making it. Raises ApiRefusal with its words."""
+        await self._apply(
+            manifest,
+            {"fieldManager": FIELD_MANAGER, "force": "true", "dryRun": "All"},
+            is_real=False,
+        )
+
+    async def scale(self, kind: Kind, namespace: str, name: str, uid: str, replicas: int) -> None:
+        """Set a workload's `spec.replicas`. Raises ApiRefusal when it is not the one with `uid`."""
+        manifest = {
+            "apiVersion": kind.api_version,
+            "kind": kind.name,
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "spec": {"replicas": replicas},
+        }
+        await self.apply(manifest, manager=SCALE_MANAGER)
+
+    async def merge_metadata(self, live: Body, metadata: Mapping[str, Any]) -> None:
+        """Change labels or owners of an object and leave all else, its pod template above all."""
+        kind, seen = kind_of(live["kind"]), live["metadata"]
+        change = {"metadata": {**metadata, "uid": seen["uid"]}}
+        self._take_in(
+            kind,
+            await self._api.request(
+                "PATCH",
+                kind.path(seen["namespace"], seen["name"]),
+                params={"fieldManager": FIELD_MANAGER},
+                body=change,
+                content_type=MERGE_PATCH,
+            ),
+        )
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete the object with this uid, and let the server delete what it owns."""
+        options = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        try:
+            answer = await self._api.request("DELETE", kind.path(namespace, name), body=options)
+        except ApiRefusal as error:
+            # Gone, or another object of that name by now.
+            if not (error.is_not_found or error.is_conflict):
+                raise
+            answer = {"kind": "Status"}
+        if answer.get("kind") == "Status":
+            self._on_gone(Ref(kind.name, namespace, name), uid)
+        else:
+            self._take_in(kind, answer)
+
+    async def patch_status(self, body: Body, status: Mapping[str, Any]) -> None:
+        """Replace the status of the custom resource `body`, if it is still the same object."""
+        kind, metadata = kind_of(body["kind"]), body["metadata"]
+        manifest = {
+            "apiVersion": kind.api_version,
+            "kind": kind.name,
+            "metadata": {
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+            "status": status,
+        }
+        self._take_in(
+            kind,
+            await self._api.request(
+                "PATCH",
+                kind.path(metadata["namespace"], metadata["name"], "status"),
+                params={"fieldManager": STATUS_MANAGER, "force": "true"},
+                body=manifest,
+                content_type=APPLY_PATCH,
+            ),
+        )
+
+    async def post_event(self, body: Body, *, is_warning: bool, reason: str, note: str) -> None:
+        """An Event on `body`. What cannot be posted is dropped: the status says it too."""
+        metadata = body["metadata"]
+        now = datetime.now(UTC)
+        digest = hashlib.sha256(f"{metadata['uid']}{reason}{note}{now.timestamp()}".encode())
+        event = {
+            "metadata": {
+                "name": f"{metadata['name']}.{digest.hexdigest()[:16]}",
+                "namespace": metadata["namespace"],
+            },
+            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "type": "Warning" if is_warning else "Normal",
+            "reason": reason,
+            "action": "Reconcile",
+            "note": note[:1024],
+            "reportingController": _EVENT_CONTROLLER,
+            "reportingInstance": self._instance[:128],
+            "regarding": {
+                "apiVersion": body["apiVersion"],
+                "kind": body["kind"],
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+                "resourceVersion": metadata["resourceVersion"],
+            },
+        }
+        try:
+            await self._api.raw("POST", EVENT.path(metadata["namespace"]), body=event)
+        except ApiFailure as error:
+            log.debug("event not posted", extra={"reason": reason, "error": str(error)})
+
+    async def _apply(
+        self, manifest: Body, params: Mapping[str, str], *, is_real: bool = True
+    ) -> None:
+        kind, metadata = kind_of(manifest["kind"]), manifest["metadata"]
+        answer = await self._api.raw(
+            "PATCH",
+            kind.path(metadata["namespace"], metadata["name"]),
+            params=params,
+            body=manifest,
+            content_type=APPLY_PATCH,
+        )
+        if is_real and kind != SECRET:
+            self._take_in(kind, msgspec.json.decode(answer))
+
+    def _take_in(self, kind: Kind, body: Body) -> None:
+        self._on_put(record_of(kind, body))
