@@ -104,7 +104,8 @@ class ApiServer:
         """
         self.install_crds([crd for file in files for crd in yaml.safe_load_all(file.read_text())])
         self.processes.restart("kube-controller-manager")
-        self._wait_for_controllers()
+        # A new namespace gets its ServiceAccount: the controllers are back.
+        self.create_namespace()
 
     def install_crds(self, definitions: Sequence[Mapping[str, Any]]) -> None:
         """Applies CustomResourceDefinitions, and returns when their resources are served."""
@@ -147,8 +148,7 @@ class ApiServer:
         self.processes.start(name, argv)
 
     def _wait_for_controllers(self) -> None:
-        """A new namespace gets its ServiceAccount: the controllers work."""
-        self.create_namespace()
+        self._wait_for_service_account("default")
 
     def _wait_for_service_account(self, namespace: str) -> None:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"

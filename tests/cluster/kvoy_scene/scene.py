@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from kvoy_cluster.api import MERGE_PATCH
 from kvoy_cluster.api_server import ApiServer
 from kvoy_contract.fleet import Fleet, FleetService, render_fleet
 from kvoy_contract.testing import FakeEngine
@@ -146,7 +147,7 @@ class Scene:
             "PATCH",
             self.path("deployments", name, "apis/apps/v1"),
             {"spec": {"replicas": replicas}},
-            "application/merge-patch+json",
+            MERGE_PATCH,
         )
 
     def pods(self, app: str = "") -> list[dict[str, Any]]:
@@ -158,16 +159,18 @@ class Scene:
         await eventually(lambda: len(self.pods(app)) == count, WAIT_S)
         return self.pods(app)
 
-    def give_address(self, pod: str, ip: str = "", phase: str = "Running") -> str:
+    def give_address(self, pod: str, ip: str = "") -> str:
+        """Let it run, at a free address of loopback unless told."""
         ip = ip or next(_addresses)
-        status = {"podIP": ip, "podIPs": [{"ip": ip}], "phase": phase}
-        self.server.api.request(
-            "PATCH",
-            self.path("pods", pod) + "/status",
-            {"status": status},
-            "application/strategic-merge-patch+json",
-        )
+        self._set_status(pod, {"podIP": ip, "podIPs": [{"ip": ip}], "phase": "Running"})
         return ip
+
+    def end_pod(self, pod: str) -> None:
+        self._set_status(pod, {"phase": "Failed"})
+
+    def _set_status(self, pod: str, status: dict[str, Any]) -> None:
+        path = self.path("pods", pod) + "/status"
+        self.server.api.request("PATCH", path, {"status": status}, MERGE_PATCH)
 
     def delete_pod(self, pod: str, *, at_once: bool = False) -> None:
         query = "?gracePeriodSeconds=0" if at_once else ""
