@@ -62,8 +62,7 @@ class KubeDiscovery:
         self._fleet: Fleet | None = None
         self._selector = ""
         self._trust = Trust()
-        self._pods: dict[str, Pod] = {}
-        """Candidates by uid."""
+        self._pods = kube_pods.PodTable()
         self._gone: set[str] = set()
         """Uids of pods that are leaving and whose engine has ended already."""
         self._noted: set[str] = set()
@@ -130,7 +129,7 @@ class KubeDiscovery:
     async def _list(self, api: KubeApi) -> str:
         pods = await api.list_pods(self._namespace, self._selector)
         self.has_listed = True
-        self._pods = {pod.metadata.uid: pod for pod in pods.items if kube_pods.is_candidate(pod)}
+        self._pods.replace(pods.items)
         self._refresh()
         return pods.metadata.resource_version
 
@@ -152,10 +151,10 @@ class KubeDiscovery:
         if event.type == "BOOKMARK":
             return msgspec.json.decode(event.object, type=AnyObject).metadata.resource_version
         pod = msgspec.json.decode(event.object, type=Pod)
-        if event.type == "DELETED" or not kube_pods.is_candidate(pod):
-            self._pods.pop(pod.metadata.uid, None)
+        if event.type == "DELETED":
+            self._pods.remove(pod)
         else:
-            self._pods[pod.metadata.uid] = pod
+            self._pods.put(pod)
         self._refresh()
         return pod.metadata.resource_version
 
@@ -223,12 +222,12 @@ class KubeDiscovery:
         """Publish what is known now, when it differs from what was published last."""
         self._trust.keep_only(
             controller
-            for pod in self._pods.values()
+            for pod in self._pods.by_uid.values()
             if (controller := pod.metadata.controller) is not None
             and kube_owners.may_lead_to_service(controller)
         )
-        self._gone &= self._pods.keys()
-        self._noted &= self._pods.keys()
+        self._gone &= self._pods.by_uid.keys()
+        self._noted &= self._pods.by_uid.keys()
         if self._trust.next_due_s() is not None:
             self._to_verify.set()
         if not self.has_listed:
@@ -240,7 +239,7 @@ class KubeDiscovery:
 
     def _engines(self) -> list[FoundEngine]:
         trusted = []
-        for pod in self._pods.values():
+        for pod in self._pods.by_uid.values():
             if pod.metadata.uid in self._gone:
                 continue
             if self._trust.service_of(pod.metadata.controller) is not None:
@@ -248,7 +247,7 @@ class KubeDiscovery:
             else:
                 self._note_stranger(pod)
         engines = []
-        for pod in kube_pods.current_holders(trusted):
+        for pod in self._pods.holders(trusted):
             service = self._trust.service_of(pod.metadata.controller)
             assert service is not None
             engines.append(kube_pods.found_engine(pod, service))

@@ -24,7 +24,6 @@ class ObjectMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
     labels: dict[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
-    creation_timestamp: str = ""
     deletion_timestamp: str | None = None
 
     @property
@@ -57,6 +56,7 @@ class PodSpec(msgspec.Struct, frozen=True):
 class PodStatus(msgspec.Struct, frozen=True):
     phase: str = ""
     pod_ip: str | None = msgspec.field(name="podIP", default=None)
+    start_time: str = msgspec.field(name="startTime", default="")
 
 
 class Pod(msgspec.Struct, frozen=True):

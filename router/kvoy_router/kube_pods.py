@@ -1,5 +1,6 @@
 """From pods to engines: which pods are engines, where they listen, and who owns an address now.
 
+Addresses are used again: an ended pod's may be another's before the API has told of it.
 Knows neither the API nor who may be trusted: see `kube_api` and `kube_owners`."""
 
 from __future__ import annotations
@@ -65,16 +66,45 @@ def found_engine(pod: Pod, service: FleetService) -> FoundEngine:
     return FoundEngine(address_of(pod), origin, is_draining=is_leaving(pod))
 
 
-def current_holders(pods: Iterable[Pod]) -> list[Pod]:
-    """Of candidates that claim one address, the one that has it: what is leaving has lost it to
-    what is not, and what is older to what is newer."""
-    holders: dict[str, Pod] = {}
-    for pod in sorted(pods, key=_claim):
-        holders[address_of(pod).http] = pod
-    return list(holders.values())
+class PodTable:
+    """All candidates, and in which order they came to their addresses."""
 
+    def __init__(self) -> None:
+        self.by_uid: dict[str, Pod] = {}
+        self._claims: dict[str, tuple[str, int]] = {}
+        """Uid → the address that the pod claims, and the number of that claim."""
+        self._num_claims = 0
 
-def _claim(pod: Pod) -> tuple[bool, str, str]:
-    """The strongest comes last."""
-    metadata = pod.metadata
-    return not is_leaving(pod), metadata.creation_timestamp, metadata.uid
+    def replace(self, pods: Iterable[Pod]) -> None:
+        """These are all the pods there are."""
+        self.by_uid = {pod.metadata.uid: pod for pod in pods if is_candidate(pod)}
+        for uid in self._claims.keys() - self.by_uid.keys():
+            del self._claims[uid]
+        for pod in sorted(self.by_uid.values(), key=lambda pod: pod.status.start_time):
+            self._note_claim(pod)
+
+    def put(self, pod: Pod) -> None:
+        if is_candidate(pod):
+            self.by_uid[pod.metadata.uid] = pod
+            self._note_claim(pod)
+        else:
+            self.remove(pod)
+
+    def remove(self, pod: Pod) -> None:
+        self.by_uid.pop(pod.metadata.uid, None)
+        self._claims.pop(pod.metadata.uid, None)
+
+    def holders(self, pods: Iterable[Pod]) -> list[Pod]:
+        """Of those that claim one address, the one that has it: what is leaving has lost it to
+        what is not, and an earlier claim to a later one."""
+
+        def strength(pod: Pod) -> tuple[bool, int]:
+            return not is_leaving(pod), self._claims[pod.metadata.uid][1]
+
+        return list({address_of(pod).http: pod for pod in sorted(pods, key=strength)}.values())
+
+    def _note_claim(self, pod: Pod) -> None:
+        uid, address = pod.metadata.uid, address_of(pod).http
+        if self._claims.get(uid, ("", 0))[0] != address:
+            self._num_claims += 1
+            self._claims[uid] = (address, self._num_claims)

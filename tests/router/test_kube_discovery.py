@@ -403,11 +403,11 @@ async def test_a_lost_engine_that_is_not_leaving_stays(watched: Watched) -> None
 
 
 async def test_an_address_goes_over_to_the_pod_that_has_it_now(watched: Watched) -> None:
-    watched.api.put("a", creationTimestamp="2026-01-01T00:00:00Z")
+    watched.api.put("a")
     watched.discovery.set_fleet(FLEET)
     await settled(watched, "a")
 
-    watched.api.put("b", creationTimestamp="2026-01-01T00:05:00Z")
+    watched.api.put("b")
     await settled(watched, "b")
     watched.api.delete("a")
     watched.api.put("c", ip="10.0.0.2")

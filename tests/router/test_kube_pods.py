@@ -16,8 +16,8 @@ from kvoy_router.kube_objects import OwnerReference, Pod
 from kvoy_router.kube_owners import may_lead_to_service
 from kvoy_router.kube_pods import (
     WORKER_INDEX_LABEL,
+    PodTable,
     address_of,
-    current_holders,
     found_engine,
     is_candidate,
 )
@@ -106,19 +106,48 @@ def test_a_pod_tells_its_pool_and_revision_and_whether_it_is_leaving() -> None:
     assert "secret" not in repr(found_engine(leaving, SERVICE))
 
 
-def test_an_address_belongs_to_the_newest_pod_that_is_not_leaving() -> None:
-    older = pod("older", creationTimestamp="2026-01-01T00:00:00Z")
-    newer = pod("newer", creationTimestamp="2026-01-01T00:00:05Z")
-    leaving = pod(
-        "leaving",
-        creationTimestamp="2026-01-01T00:00:09Z",
-        deletionTimestamp="2026-01-01T00:01:00Z",
-    )
-    elsewhere = pod("elsewhere", ip="10.0.0.2")
+def holders(table: PodTable) -> set[str]:
+    return {holder.metadata.name for holder in table.holders(table.by_uid.values())}
 
-    holders = current_holders([newer, leaving, older, elsewhere])
 
-    assert {holder.metadata.name for holder in holders} == {"newer", "elsewhere"}
+def test_an_address_belongs_to_who_claimed_it_last() -> None:
+    table = PodTable()
+    table.put(pod("late", ip=None))
+    table.put(pod("first"))
+    table.put(pod("elsewhere", ip="10.0.0.2"))
+    assert holders(table) == {"first", "elsewhere"}
+
+    table.put(pod("late"))
+    table.put(pod("first", labels={"changed": "yes"}))
+    assert holders(table) == {"late", "elsewhere"}
+    table.put(pod("late", phase="Failed"))
+
+    assert holders(table) == {"first", "elsewhere"}
+
+
+def test_a_pod_that_is_leaving_has_lost_its_address_to_one_that_is_not() -> None:
+    table = PodTable()
+    table.put(pod("staying"))
+    table.put(pod("leaving", deletionTimestamp="2026-01-01T00:00:00Z"))
+
+    assert holders(table) == {"staying"}
+
+
+def test_of_a_list_the_pod_that_started_last_has_the_address() -> None:
+    def started(name: str, time: str) -> Pod:
+        made = pod(name)
+        status = msgspec.structs.replace(made.status, start_time=time)
+        return msgspec.structs.replace(made, status=status)
+
+    earlier = started("earlier", "2026-01-01T00:00:00Z")
+    later = started("later", "2026-01-01T00:00:05Z")
+    table = PodTable()
+
+    table.replace([later, earlier])
+    assert holders(table) == {"later"}
+    table.replace([earlier])
+
+    assert holders(table) == {"earlier"}
 
 
 @pytest.mark.parametrize(

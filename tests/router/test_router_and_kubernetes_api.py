@@ -110,7 +110,7 @@ async def test_two_hundred_pods_come_and_go(scene: Scene) -> None:
             await asyncio.sleep(0)
         await eventually(lambda: len(router.pool.endpoints) == 200, WAIT_S)
         for pod in pods:
-            scene.give_address(pod["metadata"]["name"], pod["status"].get("podIP", ""), "Failed")
+            scene.end_pod(pod["metadata"]["name"])
             await asyncio.sleep(0)
 
         await eventually(lambda: len(router.pool.endpoints) == 0, WAIT_S)

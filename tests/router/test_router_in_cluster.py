@@ -81,7 +81,6 @@ async def test_a_pod_that_is_deleted_drains_and_its_stream_ends_well(
         streams = [asyncio.create_task(ask(router)) for _ in range(2)]
         await eventually(lambda: all(e.in_flight == 1 for e in engines.values()))
 
-        scene.scale("qwen-s-r1", 1)
         scene.delete_pod(leaving)
         endpoint = router.pool.endpoint(engines[leaving].address)
         assert endpoint is not None
