@@ -68,9 +68,13 @@ def _text(value: object) -> str:
 
 
 def configure(level: str, style: str) -> None:
-    """Send all records to standard error; `style` is one of FORMATS."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    """Send all records to standard error; `style` is one of FORMATS.
+
+    JSON goes to standard output: whoever collects it takes lines of standard error for errors.
+    """
+    is_json = style == "json"
+    handler = logging.StreamHandler(sys.stdout if is_json else sys.stderr)
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # No formatter here shows where a record was made, by which thread or process: do not look.
     logging._srcfile = None

@@ -113,18 +113,27 @@ def from_namespace(config_type: type[T], namespace: Any) -> T:
     return config_type(**values)
 
 
+class BadSetting(SystemExit):
+    """Ends the process with status 2; its line, which holds `reason`, has been printed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(2)
+        self.reason = reason
+
+
 class _Parser(configargparse.ArgumentParser):  # type: ignore[misc] # has no types
     """Says what is wrong in one line: the usage of a component is a page."""
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
-        raise SystemExit(2)
+        raise BadSetting(message)
 
 
 def read_settings(
     config_type: type[T], prog: str, description: str, argv: Sequence[str] | None
 ) -> T:
-    """Parse `argv`, the environment and the configuration file; exits 2 with a line on a bad value.
+    """Parse `argv`, the environment and the configuration file; exits 2 with a line on a bad value
+    (BadSetting).
 
     A `ValueError` from the dataclass' own validation is reported the same way.
     """

@@ -20,7 +20,8 @@ from typing import Final
 import uvloop
 
 from kvoy_contract import logs
-from kvoy_contract.settings import read_settings
+from kvoy_contract.settings import BadSetting, read_settings
+from kvoy_engine import home, last_words
 from kvoy_engine.config import EngineConfig
 from kvoy_engine.group_worker import GroupWorker
 from kvoy_engine.http_server import StartFailed
@@ -43,8 +44,15 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     take_group_variables(os.environ)
-    config = read_settings(EngineConfig, PROG, DESCRIPTION, argv)
+    folders = home.provide_folders(os.environ)
+    try:
+        config = read_settings(EngineConfig, PROG, DESCRIPTION, argv)
+    except BadSetting as error:
+        last_words.leave(StartFailed.reason, error.reason, os.environ)
+        raise
     logs.configure(config.log_level, config.log_format)
+    if folders:
+        logger.info("usual folders cannot be written, these are used", extra=folders)
     # Its lines at info repeat ours.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_open_file_limit()
@@ -52,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(config))
     except StartFailed as error:
+        last_words.leave(error.reason, str(error), os.environ)
         print(f"{PROG}: {error}", file=sys.stderr)
         return 1
 

@@ -176,3 +176,17 @@ def _torch_runner(config: EngineConfig, progress: Progress) -> tuple[Runner, str
         return load_runner(folder, options, progress), model_identity(folder)
     except (ModelError, OSError, ValueError) as error:
         raise ModelLoadFailed(f"{folder}: {error}") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
+        raise ModelLoadFailed(f"{folder}: out of memory: {first_line(error)}") from error
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """torch has a type for CUDA's lack of memory, and none for the CPU's."""
+    words = str(error)
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in words
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "no more could be allocated")

@@ -162,6 +162,9 @@ class EngineServer:
             raise StartFailed(str(error)) from error
         except ModelLoadFailed as error:
             raise ModelNotLoaded(str(error)) from error
+        except Exception as error:
+            logger.exception("loading failed")
+            raise ModelNotLoaded(f"loading failed: {type(error).__name__}: {error}") from error
 
     def _attach(self, loaded: LoadedEngine) -> CoreLink:
         watch = CoreWatch(self._config.stall_timeout_s, loaded.info.max_num_batched_tokens)
@@ -185,7 +188,7 @@ class EngineServer:
             await asyncio.sleep(FAILURE_LINGER_S)
             return 1
         await self._finish_requests(link)
-        return 0
+        return 1 if link.failed.is_set() else 0
 
     async def _finish_requests(self, link: CoreLink) -> None:
         """Unready first; then wait for the running requests, but no longer than allowed."""

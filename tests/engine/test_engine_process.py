@@ -20,6 +20,8 @@ import httpx
 import psutil
 import pytest
 
+from kvoy_contract.testing_ports import free_port
+
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 60.0
@@ -117,13 +119,13 @@ def test_a_start_imports_nothing_that_it_does_not_need(
     assert not set(json.loads(done.stdout)) & set(absent)
 
 
-def run_to_the_end(*argv: str) -> subprocess.CompletedProcess[str]:
+def run_to_the_end(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kvoy_engine", *argv],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
     )
 
 
@@ -148,3 +150,58 @@ def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_group_of_processes_serves_and_ends_with_its_leader() -> None:
+    group_port = str(free_port())
+    argv = ("--runner", "sim", "--nnodes", "2", "--tensor-parallel-size", "2")
+    argv = (*argv, "--master-port", group_port, "--secret", "s")
+    environment = os.environ | {"LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "127.0.0.1"}
+    command = [sys.executable, "-m", "kvoy_engine", "--port", "0", *argv]
+    worker = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+    try:
+        with engine_process(*argv) as (leader, url):
+            body = {"model": "sim", "prompt": "x", "max_tokens": 3}
+            answer = httpx.post(f"{url}/v1/completions", json=body)
+            leader.kill()
+            _, log = worker.communicate(timeout=DEADLINE_S)
+    finally:
+        worker.kill()
+        worker.wait()
+
+    assert answer.status_code == 200
+    assert worker.returncode == 1
+    assert "the leader of its group is lost" in log
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (("/nowhere/model",), "ModelLoadFailed: no model '/nowhere/model'"),
+        (("hf://org/tiny@main",), "ModelLoadFailed: hf://org/tiny@main is not whole"),
+        (("--runner", "sim", "--tokenizer", "/nowhere"), "ModelLoadFailed: cannot read the token"),
+        (("--runner", "sim", "--host", "256.0.0.1"), "StartFailed: cannot listen on 256.0.0.1"),
+        (("--runner", "sim", "--block-size", "0"), "StartFailed: --hash-stride (64) must be"),
+    ],
+)
+def test_a_failed_start_leaves_its_reason_as_the_last_words_of_its_pod(
+    tmp_path: Path, argv: tuple[str, ...], expected: str
+) -> None:
+    words = tmp_path / "termination-log"
+    words.touch()
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KVOY_TERMINATION_LOG": str(words)}
+
+    done = run_to_the_end(*argv, "--port", "0", HF_HOME=str(tmp_path), **pod)
+
+    assert done.returncode != 0
+    assert words.read_text().startswith(expected)
+    assert words.read_text().count("\n") == 1
+
+
+def test_outside_a_pod_no_last_words_are_written(tmp_path: Path) -> None:
+    words = tmp_path / "termination-log"
+    words.touch()
+
+    run_to_the_end("/nowhere/model", "--port", "0", KVOY_TERMINATION_LOG=str(words))
+
+    assert words.read_text() == ""
