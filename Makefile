@@ -18,6 +18,7 @@ export TORCH_INDEX
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+CLUSTER := PYTHONPATH=tests/cluster $(BIN)/python -m kvoy_cluster
 
 ifeq ($(filter torch sim,$(RUNNER)),)
 $(error RUNNER is torch or sim, not '$(RUNNER)')
@@ -25,11 +26,11 @@ endif
 EXTRAS_torch := engine,router,cli
 EXTRAS_sim := sim,router,cli
 
-.PHONY: help up test check lint unit model format proto crds monitoring gpu-smoke bench clean
+.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs system-packages gpu-smoke bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
-		| while IFS=$$'\t' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
+		| while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 	@echo; printf '  %s\n' \
 		"make up RUNNER=sim          no torch and no model: a timing model answers" \
 		"make up TORCH_INDEX=URL     torch from another index than everything else" \
@@ -38,7 +39,7 @@ help: ## this list
 up: $(STAMPS)/$(RUNNER) ## a router and two engines on this machine, serving until Ctrl-C
 	@$(BIN)/kvoy up --runner $(RUNNER) $(ARGS)
 
-test: lint model ## all checks and all tests
+test: system-packages lint model cluster-programs ## all checks and all tests
 	$(BIN)/python -m pytest $(ARGS)
 
 # Side by side: tests of processes and sockets mostly wait.
@@ -70,6 +71,18 @@ monitoring: $(STAMPS)/dev ## generate the chart's dashboards and alerts
 
 crds: $(STAMPS)/dev ## write crds/ from the operator's typed specs
 	$(BIN)/python -m kvoy_operator.crd crds
+
+cluster: $(STAMPS)/dev system-packages ## real Kubernetes with two nodes on this machine, without Docker; needs root
+	@$(CLUSTER) up $(ARGS)
+
+cluster-down: $(STAMPS)/dev ## stop it
+	@$(CLUSTER) down
+
+cluster-programs: $(STAMPS)/dev
+	@$(CLUSTER) build
+
+system-packages:
+	@tools/system-packages.sh
 
 gpu-smoke: $(STAMPS)/dev ## the engine on a CUDA device, compared with the CPU
 	$(BIN)/python -m kvoy_engine.gpu_smoke $(ARGS)
