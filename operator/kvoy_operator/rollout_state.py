@@ -47,6 +47,8 @@ class Row:
     key: PoolRevision
     replicas: tuple[Replica, ...] = ()
     workload: WorkloadView | None = None
+    num_serving: int = 0
+    """Ready replicas, those included that may be on their way out."""
 
     @property
     def size(self) -> int:
@@ -99,7 +101,8 @@ def row_of(workload: WorkloadView, pods: Iterable[PodView]) -> Row:
         replicas = _groups(workload.replicas, staying)
     else:
         replicas = sorted((_replica_of([pod]) for pod in staying), reverse=True)
-    return Row(key, _agreed(replicas, workload), workload)
+    num_serving = min(replicas.count(Replica.READY), workload.ready_replicas)
+    return Row(key, _agreed(replicas, workload), workload, num_serving)
 
 
 def pools_of(
