@@ -290,14 +290,19 @@ class ServerConnection(asyncio.Protocol):
             return
         if self.is_write_paused or self.is_discarding:
             self.transport.abort()
-        elif self._target or self._quiet_bytes or self._headers:
+        elif self._is_receiving:
             self._refuse(RequestTimeout("The request was sent too slowly."))
         else:
             self.transport.close()
 
+    @property
+    def _is_receiving(self) -> bool:
+        """Whether a part of a request has come."""
+        return bool(self._target or self._quiet_bytes or self._headers)
+
     def close_if_idle(self) -> None:
-        """For a draining server: only a running request keeps the connection."""
-        if self._response is None and self.transport is not None:
+        """For a draining server: only a request, running or coming in, keeps the connection."""
+        if self._response is None and not self._is_receiving and self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:

@@ -42,6 +42,9 @@ class HttpLimits:
     send_stall_s: float = 60.0
     """A client that reads nothing for so long, while there is something to read, is dropped."""
     linger_s: float = 2.0
+    drain_idle_s: float = 2.0
+    """A draining server keeps idle connections so long: a client may be sending on one already, and
+    is then answered, with the word that this connection ends."""
     sweep_s: float = 0.5
 
 
@@ -112,19 +115,17 @@ class HttpServer:
         self.buffered_bytes -= num_bytes
 
     async def drain(self, timeout_s: float) -> bool:
-        """Accept no more, let running requests end, then cut what is left. True if nothing was
-        cut."""
+        """Accept no more, let requests end, then cut what is left. True if nothing was cut."""
         self.is_draining = True
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
-            connection.close_if_idle()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._empty.wait()
-            is_clean = True
-        except TimeoutError:
-            is_clean = False
+        idle_s = min(self.limits.drain_idle_s, timeout_s / 2)
+        is_clean = await self._is_empty_within(idle_s)
+        if not is_clean:
+            for connection in list(self._connections):
+                connection.close_if_idle()
+            is_clean = await self._is_empty_within(timeout_s - idle_s)
+        if not is_clean:
             for connection in list(self._connections):
                 connection.abort()
             async with asyncio.timeout(1.0):
@@ -132,6 +133,15 @@ class HttpServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
         return is_clean
+
+    async def _is_empty_within(self, timeout_s: float) -> bool:
+        """Whether the last connection ends in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _sweep(self) -> None:
         self.date = formatdate(time.time(), usegmt=True).encode()

@@ -14,7 +14,7 @@ from kvoy_router.http_response import Response
 from kvoy_router.http_server import Handler, HttpLimits, HttpServer
 from kvoy_router.testing import eventually
 
-LIMITS = HttpLimits(sweep_s=0.02, linger_s=0.5)
+LIMITS = HttpLimits(sweep_s=0.02, linger_s=0.5, drain_idle_s=0.02)
 
 
 async def echo(request: Request, response: Response) -> None:
@@ -422,3 +422,36 @@ async def test_draining_finishes_the_running_answer_and_closes_the_idle() -> Non
 
     assert answer.endswith(b"done")
     assert b"connection: close\r\n" in answer
+
+
+async def test_draining_answers_a_request_that_was_on_its_way_on_an_idle_connection() -> None:
+    async with serving(limits=replace(LIMITS, drain_idle_s=5.0)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await eventually(lambda: server.num_connections == 1)
+
+        draining = asyncio.create_task(server.drain(10))
+        await eventually(lambda: server.is_draining)
+        writer.write(POST + b"content-length: 0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+
+        assert await draining is True
+    assert status_of(answer) == 200
+    assert b"connection: close\r\n" in answer
+
+
+async def test_draining_waits_for_the_rest_of_a_request() -> None:
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(POST + b"content-length: 5\r\n\r\nhe")
+        await eventually(lambda: server.buffered_bytes > 0)
+
+        draining = asyncio.create_task(server.drain(10))
+        await eventually(lambda: server.is_draining)
+        await asyncio.sleep(5 * LIMITS.drain_idle_s)
+        writer.write(b"llo")
+        answer = await reader.read()
+        writer.close()
+
+        assert await draining is True
+    assert answer.endswith(b"hello")
