@@ -11,6 +11,7 @@ from pathlib import Path
 from kvoy_cluster import build, standing
 from kvoy_cluster.build import BuildError
 from kvoy_cluster.cluster import why_not
+from kvoy_cluster.namespaces import CommandError
 from kvoy_cluster.standing import StandingError
 
 
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (BuildError, StandingError) as error:
+    except (BuildError, CommandError, StandingError) as error:
         print(f"kvoy_cluster: {error}", file=sys.stderr)
         return 1
     return 0

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kvoy_cluster.cluster import Cluster
 from kvoy_cluster.folders import cluster_home
+from kvoy_cluster.namespaces import run
 from kvoy_cluster.waiting import wait_for
 
 _STOP_TIMEOUT_S = 60.0
@@ -125,12 +126,15 @@ def stop() -> None:
 
 
 def load(archives: Sequence[Path]) -> None:
-    """Adds the images of OCI or Docker archives to all nodes. Raises StandingError without one."""
+    """Adds the images of OCI or Docker archives to all nodes.
+
+    Raises StandingError when no cluster stands, and CommandError for a bad archive.
+    """
     cluster = find()
     for inside in cluster.inside.values():
         for archive in archives:
             command = ["ctr", "--namespace=k8s.io", "images", "import", str(archive.absolute())]
-            subprocess.run([*inside, *command], check=True)
+            run([*inside, *command])
 
 
 def _describe(cluster: Cluster) -> Standing:
