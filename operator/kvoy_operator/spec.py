@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from kvoy_contract.fleet import DEFAULT_WEIGHT, MAX_WEIGHT
 from kvoy_contract.names import PREFILL_POOL, SERVING_POOL
@@ -47,7 +47,7 @@ class Rollout(SpecModel):
         "ones first. Auto tries to surge, and replaces when the cluster has no room within "
         "surgeTimeout.",
     )
-    max_unavailable: int = fixed(
+    max_unavailable: StrictInt = fixed(
         1,
         "Replicas of a pool that may be missing while the old ones are replaced. With one replica "
         "that is an outage, which the status announces.",
@@ -79,7 +79,7 @@ class Rollout(SpecModel):
 class RouterOptions(SpecModel):
     """A router: the endpoint that clients talk to."""
 
-    replicas: int = implied(
+    replicas: StrictInt = implied(
         DEFAULT_ROUTER_REPLICAS, "Number of router pods. Default: 2.", ge=1, le=100
     )
     policy: Literal["kv-aware", "least-load", "round-robin"] = implied(
@@ -119,7 +119,7 @@ class RouterSpec(RouterOptions):
 class LLMServiceSpec(PoolSpec):
     """One model, served. The fields at the top describe the serving pool."""
 
-    replicas: int = fixed(
+    replicas: StrictInt = fixed(
         1,
         "Number of replicas of the serving pool: pods, or groups of pods where nodes is above 1. "
         "`kubectl scale` and autoscalers set it.",
@@ -216,7 +216,7 @@ class ServiceWeight(SpecModel):
     """The share of one service among those that serve the same model name."""
 
     service: ObjectName = Field(description="Name of an LLMService behind this router.")
-    weight: int = Field(
+    weight: StrictInt = Field(
         description="Share of the model's requests against the weights of the other services of "
         "that model. 0: none.",
         ge=0,
@@ -246,7 +246,7 @@ class LLMRoleScalerSpec(SpecModel):
 
     service: ObjectName = Field(description="Name of the LLMService.")
     pool: Literal["prefill"] = Field(description="Name of the pool.")
-    replicas: int = fixed(
+    replicas: StrictInt = fixed(
         1,
         "Number of replicas of the pool. `kubectl scale` and autoscalers set it.",
         ge=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
 from kvoy_operator.cel_rules import Rule, duration_within
 from kvoy_operator.durations import Duration
@@ -20,6 +20,7 @@ from kvoy_operator.spec_fields import (
     implied,
 )
 
+MIN_KV_CACHE_FRACTION: Final = 0.01
 DEFAULT_LOAD_TIMEOUT: Final = Duration("30m")
 
 _OPERATOR_FLAGS: Final = (
@@ -57,7 +58,7 @@ class KeySelector(SpecModel):
 
     name: ObjectName = Field(description="Name of the ConfigMap or Secret.")
     key: str = Field(description="The key.", min_length=1, max_length=253)
-    optional: bool | None = implied(
+    optional: StrictBool | None = implied(
         None, "Whether the pod may start without it, then without the variable. Default: false."
     )
 
@@ -68,7 +69,7 @@ class FileKeySelector(SpecModel):
     volume_name: ObjectName = Field(description="Name of the volume that holds the file.")
     path: str = Field(description="Path of the file in the volume.", min_length=1, max_length=1024)
     key: str = Field(description="The variable in the file.", min_length=1, max_length=253)
-    optional: bool | None = implied(
+    optional: StrictBool | None = implied(
         None, "Whether the pod may start without it, then without the variable. Default: false."
     )
 
@@ -161,17 +162,17 @@ class EngineSpec(SpecModel):
         list_keys=("name",),
         max_length=128,
     )
-    max_model_len: int | None = implied(
+    max_model_len: StrictInt | None = implied(
         None,
         "Most tokens of a prompt together with its completion. Default: the model's own limit.",
         ge=1,
         le=100_000_000,
     )
-    kv_cache_fraction: float | None = implied(
+    kv_cache_fraction: StrictFloat | None = implied(
         None,
         "Share of a GPU's memory for weights and KV cache together (vLLM's "
         "--gpu-memory-utilization). Default: the engine's own, 0.9.",
-        ge=0.01,
+        ge=0,
         le=1,
     )
     load_timeout: Time = implied(
@@ -194,6 +195,16 @@ class EngineSpec(SpecModel):
         _has_no_flag(
             _FIELD_FLAGS,
             "engine.args: set engine.maxModelLen or engine.kvCacheFraction instead of the flag",
+        ),
+        Rule(
+            "kvCacheFraction",
+            "engine.kvCacheFraction: must be from 0.01 to 1",
+            # The API server compares a whole number with the whole part of a limit: 0 would pass.
+            f"!has(self.kvCacheFraction) || self.kvCacheFraction >= {MIN_KV_CACHE_FRACTION}",
+            lambda engine: (
+                engine.kv_cache_fraction is None
+                or engine.kv_cache_fraction >= MIN_KV_CACHE_FRACTION
+            ),
         ),
         duration_within("loadTimeout", "load_timeout", "1s", "24h"),
     )

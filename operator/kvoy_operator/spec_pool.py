@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from kvoy_operator.cel_rules import Rule
 from kvoy_operator.quantities import is_equal_quantity
@@ -33,8 +33,12 @@ _GPU_RESOURCE_CEL: Final = (
 class Parallelism(SpecModel):
     """How one replica of the model is cut over its GPUs."""
 
-    tensor: int = fixed(1, "Parts that each layer is cut into.", ge=1, le=MAX_GPUS * MAX_NODES)
-    pipeline: int = fixed(1, "Parts that the layers are dealt to.", ge=1, le=MAX_GPUS * MAX_NODES)
+    tensor: StrictInt = fixed(
+        1, "Parts that each layer is cut into.", ge=1, le=MAX_GPUS * MAX_NODES
+    )
+    pipeline: StrictInt = fixed(
+        1, "Parts that the layers are dealt to.", ge=1, le=MAX_GPUS * MAX_NODES
+    )
 
 
 class ResourceClaim(SpecModel):
@@ -135,21 +139,21 @@ _RULES: Final = (
 class PoolSpec(SpecModel):
     """Replicas of one shape: so many nodes with so many GPUs each."""
 
-    replicas: int | None = implied(
+    replicas: StrictInt | None = implied(
         None,
         "Number of replicas: pods, or groups of pods where nodes is above 1. Left out, the "
         "LLMRoleScaler of the pool has the number, so that an autoscaler can set it.",
         ge=0,
         le=MAX_REPLICAS,
     )
-    nodes: int = fixed(
+    nodes: StrictInt = fixed(
         1,
         "Nodes that one replica spans. Above 1 a replica is a group of pods, one per node, by a "
         "LeaderWorkerSet, which the cluster must have.",
         ge=1,
         le=MAX_NODES,
     )
-    gpus: int = fixed(
+    gpus: StrictInt = fixed(
         0, "GPUs of one pod; a replica has nodes x gpus. 0 computes on CPUs.", ge=0, le=MAX_GPUS
     )
     resource_name: QualifiedName | None = implied(

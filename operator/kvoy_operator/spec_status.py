@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, StrictInt, WithJsonSchema
 
 from kvoy_operator.spec_fields import SpecModel, implied
 
@@ -23,7 +23,7 @@ class Condition(SpecModel):
     reason: str = Field(description="Why, in one word for programs.", max_length=1024)
     message: str = Field(description="Why, for people, and what to do about it.", max_length=32768)
     last_transition_time: Moment = Field(description="When the status changed last.")
-    observed_generation: int | None = implied(
+    observed_generation: StrictInt | None = implied(
         None, "The metadata.generation that the condition is about.", ge=0
     )
 
@@ -31,7 +31,7 @@ class Condition(SpecModel):
 class Status(SpecModel):
     """What every status has."""
 
-    observed_generation: int | None = implied(
+    observed_generation: StrictInt | None = implied(
         None, "The metadata.generation that this status is about.", ge=0
     )
     conditions: tuple[Condition, ...] = implied(
@@ -43,9 +43,9 @@ class PoolStatus(SpecModel):
     """One pool of a service."""
 
     name: Text = Field(description="serving or prefill.")
-    desired: int | None = implied(None, "Replicas that are wanted.")
-    ready: int | None = implied(None, "Replicas that can serve, of any revision.")
-    updated: int | None = implied(None, "Replicas of the wanted revision, ready or not.")
+    desired: StrictInt | None = implied(None, "Replicas that are wanted.")
+    ready: StrictInt | None = implied(None, "Replicas that can serve, of any revision.")
+    updated: StrictInt | None = implied(None, "Replicas of the wanted revision, ready or not.")
     replicas_owner: Text | None = implied(
         None,
         "Who sets the number of replicas: this object (LLMService), or the LLMRoleScaler of the "
@@ -70,7 +70,7 @@ class LLMServiceStatus(Status):
         None, "Base URL of the OpenAI API inside the cluster, as OpenAI clients take it."
     )
     model: Text | None = implied(None, "The model's name in requests.")
-    replicas: int | None = implied(None, "Replicas of the serving pool that exist.")
+    replicas: StrictInt | None = implied(None, "Replicas of the serving pool that exist.")
     selector: Annotated[str, Field(max_length=4096)] | None = implied(
         None, "Labels of the serving pool's pods, for autoscalers."
     )
@@ -83,7 +83,7 @@ class RoutedService(SpecModel):
 
     name: Text = Field(description="Name of the LLMService.")
     model: Text | None = implied(None, "The model's name in requests.")
-    weight: int | None = implied(
+    weight: StrictInt | None = implied(
         None, "Share of the model's requests against other services of that model."
     )
 
@@ -100,14 +100,14 @@ class LLMRouterStatus(Status):
     services: tuple[RoutedService, ...] = implied(
         (), "The services behind the router.", list_keys=("name",), max_length=1024
     )
-    replicas: int | None = implied(None, "Router pods that are wanted.")
-    ready_replicas: int | None = implied(None, "Router pods that serve.")
+    replicas: StrictInt | None = implied(None, "Router pods that are wanted.")
+    ready_replicas: StrictInt | None = implied(None, "Router pods that serve.")
 
 
 class LLMRoleScalerStatus(Status):
     """What the operator observed of the pool last."""
 
-    replicas: int | None = implied(None, "Replicas of the pool that exist.")
+    replicas: StrictInt | None = implied(None, "Replicas of the pool that exist.")
     selector: Annotated[str, Field(max_length=4096)] | None = implied(
         None, "Labels of the pool's pods, for autoscalers."
     )

@@ -112,6 +112,8 @@ REFUSED = [
     Case("spec.engine.args", "engine.args: the operator sets", engine(args=["--port=1"])),
     Case("spec.engine.args", "engine.args: the operator sets", engine(args=["--seed=1", "--role"])),
     Case("spec.engine.args", "engine.args: set engine.max", engine(args=["--max-model-len", "8"])),
+    Case("spec.engine.kvCacheFraction", "engine.kvCacheFraction", engine(kvCacheFraction=0)),
+    Case("spec.engine.kvCacheFraction", "engine.kvCacheFraction", engine(kvCacheFraction=0.001)),
     Case("spec.engine.loadTimeout", "loadTimeout: must be", engine(loadTimeout="0s")),
     Case("spec.engine.loadTimeout", "loadTimeout: must be", engine(loadTimeout="25h")),
     Case(
@@ -255,7 +257,7 @@ ACCEPTED = [
     Case("", "", pvc(size="10Gi", storageClass="fast", accessMode="ReadWriteOnce")),
     Case("", "", model(cache={"emptyDir": {}})),
     Case("", "", engine(args=["--portable", "--block-size=32", "port"])),
-    Case("", "", engine(loadTimeout="1s")),
+    Case("", "", engine(loadTimeout="1s", kvCacheFraction=1)),
     Case("", "", engine(env=[{"name": "LWS", "value": ""}, {"name": "KVOY_SECRETS"}])),
     Case("", "", service(nodes=2, gpus=8)),
     Case("", "", service(nodes=2, gpus=8, parallelism={"tensor": 8, "pipeline": 2})),
