@@ -53,6 +53,10 @@ _LEFT_OUT_WHEN_EMPTY: Final = frozenset(
     {"labels", "annotations", "matchLabels", "nodeSelector", "requests", "limits", "data"}
 )
 """Other empty maps, such as `emptyDir: {}`, mean something and are kept."""
+_LEFT_OUT_WHEN_ZERO: Final = frozenset(
+    {"readOnly", "value", "hostNetwork", "hostPID", "hostIPC", "minReadySeconds", "paused"}
+)
+"""Other zeros, such as `automountServiceAccountToken: false`, are kept."""
 _QUANTITY_MAPS: Final = frozenset({"requests", "limits", "capacity", "hard"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 
@@ -87,6 +91,8 @@ def _is_in(desired: Any, live: Any, path: Path) -> bool:
         return _is_list_in(desired, live, path)
     if desired is None:
         return True
+    if live is None:
+        return not desired and path[-1] in _LEFT_OUT_WHEN_ZERO
     if _is_quantity(path) and isinstance(live, str | int):
         return is_equal_quantity(desired, live)
     return type(desired) is type(live) and desired == live
