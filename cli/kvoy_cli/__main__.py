@@ -29,6 +29,9 @@ COMMANDS = {
     "up": Command("the whole stack on this machine: engines and a router", "kvoy_cli.up", "all"),
     "serve": Command("one engine: kvoy serve MODEL", "kvoy_engine.__main__", "engine"),
     "router": Command("one router over running engines", "kvoy_router.__main__", "router"),
+    "operator": Command(
+        "engines and routers of a Kubernetes cluster", "kvoy_operator.__main__", "operator"
+    ),
     "chat": Command("talk to a running endpoint in the terminal", "kvoy_cli.chat", "cli"),
     "bench": Command("put load on a stack and report what it does", "kvoy_cli.bench", "all"),
     "model": Command("list, add and convert models", "kvoy_cli.model", "engine"),

@@ -19,13 +19,10 @@ from kvoy_operator.api_errors import ApiFailure, ApiRefusal
 from kvoy_operator.kinds import EVENT, SECRET, Kind, kind_of
 from kvoy_operator.observed import Body
 from kvoy_operator.record import Record, Ref, record_of
+from kvoy_operator.scaling import FIELD_MANAGER, SCALE_MANAGER
 
 log = logging.getLogger(__name__)
 
-FIELD_MANAGER = "kvoy-operator"
-"""Owns every rendered field."""
-SCALE_MANAGER = "kvoy-operator-scale"
-"""Owns `spec.replicas` of engine workloads and nothing else."""
 STATUS_MANAGER = "kvoy-operator-status"
 _EVENT_CONTROLLER = "kvoy.dev/operator"
 
@@ -84,7 +81,7 @@ class Cluster:
         """Change labels or owners of an object and leave all else, its pod template above all."""
         kind, seen = kind_of(live["kind"]), live["metadata"]
         change = {"metadata": {**metadata, "uid": seen["uid"]}}
-        self._take_in(
+        self.take_in(
             kind,
             await self._api.request(
                 "PATCH",
@@ -113,7 +110,7 @@ class Cluster:
         if answer.get("kind") == "Status":
             self._on_gone(Ref(kind.name, namespace, name), uid)
         else:
-            self._take_in(kind, answer)
+            self.take_in(kind, answer)
 
     async def patch_status(self, body: Body, status: Mapping[str, Any]) -> None:
         """Replace the status of the custom resource `body`, if it is still the same object."""
@@ -128,7 +125,7 @@ class Cluster:
             },
             "status": status,
         }
-        self._take_in(
+        self.take_in(
             kind,
             await self._api.request(
                 "PATCH",
@@ -139,8 +136,9 @@ class Cluster:
             ),
         )
 
-    async def post_event(self, body: Body, *, is_warning: bool, reason: str, note: str) -> None:
-        """An Event on `body`. What cannot be posted is dropped: the status says it too."""
+    async def post_event(self, body: Body, *, type: str, reason: str, note: str) -> None:
+        """An Event on `body`; `type` is Normal or Warning. One that cannot be posted is dropped: the
+        status says it too."""
         metadata = body["metadata"]
         now = datetime.now(UTC)
         digest = hashlib.sha256(f"{metadata['uid']}{reason}{note}{now.timestamp()}".encode())
@@ -150,10 +148,10 @@ class Cluster:
                 "namespace": metadata["namespace"],
             },
             "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "type": "Warning" if is_warning else "Normal",
+            "type": type,
             "reason": reason,
             "action": "Reconcile",
-            "note": note[:1024],
+            "note": note,
             "reportingController": _EVENT_CONTROLLER,
             "reportingInstance": self._instance[:128],
             "regarding": {
@@ -182,7 +180,8 @@ class Cluster:
             content_type=APPLY_PATCH,
         )
         if is_real and kind != SECRET:
-            self._take_in(kind, msgspec.json.decode(answer))
+            self.take_in(kind, msgspec.json.decode(answer))
 
-    def _take_in(self, kind: Kind, body: Body) -> None:
+    def take_in(self, kind: Kind, body: Body) -> None:
+        """Let the store have an object as the server has just given it."""
         self._on_put(record_of(kind, body))

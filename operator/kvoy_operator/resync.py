@@ -79,14 +79,16 @@ class Resync:
         self._on_put = on_put
         self._on_gone = on_gone
 
-    async def run_once(self, patience_s: float = 10.0) -> int:
+    async def run_once(self, kinds: Sequence[Kind] | None = None, patience_s: float = 10.0) -> int:
         """Make the store complete; how many objects the watches had not brought in `patience_s`.
+
+        `kinds`: only those; without, all that are watched.
 
         Raises ApiFailure: then nothing is known about the store.
         """
         listings = [
             await self._list(kind, namespace)
-            for kind in self._kinds()
+            for kind in (self._kinds() if kinds is None else kinds)
             for namespace in self._namespaces
         ]
         late = await self._wait(listings, patience_s)

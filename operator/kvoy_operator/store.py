@@ -56,7 +56,7 @@ class Store:
         self._unlink(record)
         return self._concerned(record, None)
 
-    def keys(self) -> list[Key]:
+    def all_keys(self) -> list[Key]:
         """Everything to reconcile."""
         return [key for keys in self._customs.values() for key in keys]
 

@@ -82,7 +82,7 @@ def test_an_object_that_is_gone_does_not_come_back_by_a_late_event() -> None:
     assert told == {_QWEN}
     assert late == set()
     assert store.custom(_QWEN) is None
-    assert store.keys() == []
+    assert store.all_keys() == []
 
 
 def test_the_end_of_an_object_is_not_the_end_of_its_namesake() -> None:
@@ -162,7 +162,7 @@ def test_what_nobody_reads_is_not_kept() -> None:
 
 
 def test_of_managed_fields_only_the_owners_of_replicas_are_kept() -> None:
-    replicas = {"f:spec": {"f:replicas": {}, "f:gpus": {}}}
+    replicas: Any = {"f:spec": {"f:replicas": {}, "f:gpus": {}}}
     managed = [
         {"manager": "hpa", "operation": "Update", "subresource": "scale", "fieldsV1": replicas},
         {"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {"f:gpus": {}}}},

@@ -1,0 +1,221 @@
+"""Makes a service's or router's children what they should be: creates, repairs, adopts, prunes.
+
+Knows kinds and owners, not what the children are for. What the API server refuses for good is
+returned, so that the rest is still applied; what may pass is raised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from kvoy_contract.names import (
+    API_GROUP,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    ROUTER_LABEL,
+    SERVICE_LABEL,
+)
+from kvoy_operator.acceptance import Refusal, name_clash
+from kvoy_operator.api_errors import ApiRefusal
+from kvoy_operator.cluster import Cluster
+from kvoy_operator.compare import is_applied, stamped
+from kvoy_operator.identity import Manifest
+from kvoy_operator.kinds import JOB, LLM_SERVICE, SECRET, kind_of
+from kvoy_operator.observed import Body, ChildKey, Observed
+
+_RECHECK_S = 2.0
+"""So long until another look at objects that are going away."""
+_PRUNED = frozenset(
+    {
+        "Deployment",
+        "Job",
+        "LLMRoleScaler",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "RoleBinding",
+        "Service",
+        "ServiceAccount",
+    }
+)
+"""Deleted when they are no longer rendered. A claim holds data and stays until its owner goes."""
+
+
+class Ownership(Enum):
+    OURS = "ours"
+    ORPHAN = "orphan"
+    """Ours by its labels, but nobody's: it lost its owner and is taken over."""
+    DYING = "dying"
+    """It belonged to an owner of that name who is gone: garbage collection is on its way."""
+    STRANGER = "stranger"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    refusals: tuple[Refusal, ...] = ()
+    """What the API server will not have, in words for the status."""
+    requeue_after_s: float | None = None
+    """Something goes away first."""
+
+
+def ownership(live: Body, owner: Body) -> Ownership:
+    """Whether a live object may be treated as `owner`'s child."""
+    controller = _controller(live)
+    if controller is not None:
+        if controller["uid"] == owner["metadata"]["uid"]:
+            return Ownership.OURS
+        same_name = (controller["kind"], controller["name"]) == (
+            owner["kind"],
+            owner["metadata"]["name"],
+        )
+        if same_name and controller["apiVersion"].startswith(f"{API_GROUP}/"):
+            return Ownership.DYING
+        return Ownership.STRANGER
+    labels = live["metadata"].get("labels") or {}
+    owner_label = SERVICE_LABEL if owner["kind"] == LLM_SERVICE.name else ROUTER_LABEL
+    is_orphan = (
+        labels.get(MANAGED_BY_LABEL) == MANAGED_BY
+        and labels.get(owner_label) == owner["metadata"]["name"]
+    )
+    return Ownership.ORPHAN if is_orphan else Ownership.STRANGER
+
+
+def refusal_by(error: ApiRefusal, manifest: Body) -> Refusal | None:
+    """What to tell the user of a refusal; None: it may pass, so it is an error to try again."""
+    message = f"{manifest['kind']} {manifest['metadata']['name']}: {error.message}"
+    if error.is_namespace_terminating:
+        return None
+    if error.is_quota_exceeded:
+        return Refusal("QuotaExceeded", message)
+    if error.is_forbidden:
+        return Refusal("Forbidden", message)
+    return Refusal("InvalidSpec", message) if error.is_invalid else None
+
+
+class Children:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._secrets: dict[tuple[str, str], str] = {}
+        """Digests of the Secrets that this process has applied: they may not be read back."""
+
+    def forget_secrets(self, owner: Body) -> None:
+        """Have the owner's Secrets applied again: a pod misses one, or the owner is gone."""
+        uid = owner["metadata"]["uid"]
+        for key in [key for key in self._secrets if key[0] == uid]:
+            del self._secrets[key]
+
+    async def settle(
+        self, owner: Body, wanted: Iterable[Manifest], observed: Observed, kept: Iterable[ChildKey]
+    ) -> Outcome:
+        """Make children what `wanted` says, and delete others except `kept`.
+
+        Raises ApiFailure for what may pass.
+        """
+        refusals: list[Refusal] = []
+        names: set[ChildKey] = set(kept)
+        is_waiting = False
+        for manifest in map(stamped, wanted):
+            key = ChildKey(manifest["kind"], manifest["metadata"]["name"])
+            names.add(key)
+            found = await self._try_one(owner, manifest, observed.children.get(key))
+            if isinstance(found, Refusal):
+                refusals.append(found)
+            is_waiting |= found is Ownership.DYING
+        for key, live in observed.children.items():
+            if key not in names and _is_prunable(key, live, owner):
+                await self.delete(live)
+        return Outcome(tuple(refusals), _RECHECK_S if is_waiting else None)
+
+    async def find(self, owner: Body, manifest: Body) -> Body | None:
+        """A live object of the wanted name that no watch has shown: a stranger's, or ours so new
+        that it is not there yet, or ours without its labels."""
+        metadata = manifest["metadata"]
+        kind = kind_of(manifest["kind"])
+        live = await self._cluster.read(kind, metadata["namespace"], metadata["name"])
+        return None if live is None else {"kind": kind.name, **live}
+
+    async def delete(self, live: Body) -> None:
+        metadata = live["metadata"]
+        await self._cluster.delete(
+            kind_of(live["kind"]), metadata["namespace"], metadata["name"], metadata["uid"]
+        )
+
+    async def _try_one(
+        self, owner: Body, manifest: Manifest, live: Body | None
+    ) -> Refusal | Ownership:
+        try:
+            return await self._settle_one(owner, manifest, live)
+        except ApiRefusal as error:
+            refusal = refusal_by(error, manifest)
+            if refusal is None:
+                raise
+            return refusal
+
+    async def _settle_one(
+        self, owner: Body, manifest: Body, live: Body | None
+    ) -> Refusal | Ownership:
+        if manifest["kind"] == SECRET.name:
+            return await self._settle_secret(owner, manifest)
+        if live is None:
+            live = await self.find(owner, manifest)
+        if live is None:
+            await self._cluster.apply(manifest)
+            return Ownership.OURS
+        whose = ownership(live, owner)
+        if whose is Ownership.STRANGER:
+            return name_clash(manifest["kind"], manifest["metadata"]["name"])
+        if whose is Ownership.DYING or "deletionTimestamp" in live["metadata"]:
+            return Ownership.DYING
+        if manifest["kind"] == JOB.name:
+            # Its template can never change, and its name changes with what it does.
+            if whose is Ownership.ORPHAN:
+                await adopt(self._cluster, manifest, live)
+        elif not is_applied(manifest, live):
+            await self._cluster.apply(manifest)
+        return Ownership.OURS
+
+    async def _settle_secret(self, owner: Body, manifest: Body) -> Refusal | Ownership:
+        metadata = manifest["metadata"]
+        key = (owner["metadata"]["uid"], metadata["name"])
+        digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
+        if self._secrets.get(key) == digest:
+            return Ownership.OURS
+        try:
+            await self._cluster.apply(manifest)
+        except ApiRefusal as error:
+            if not error.is_conflict:
+                raise
+            return name_clash(SECRET.name, metadata["name"])
+        self._secrets[key] = digest
+        return Ownership.OURS
+
+
+async def adopt(cluster: Cluster, manifest: Body, live: Body) -> None:
+    """Take over an object without touching its spec."""
+    metadata = manifest["metadata"]
+    await cluster.merge_metadata(
+        live,
+        {"ownerReferences": metadata["ownerReferences"], "labels": metadata["labels"]},
+    )
+
+
+def has_metadata(manifest: Body, live: Body) -> bool:
+    """Whether a live object has all labels of the manifest."""
+    wanted: Mapping[str, Any] = manifest["metadata"]["labels"]
+    labels = live["metadata"].get("labels") or {}
+    return all(labels.get(name) == value for name, value in wanted.items())
+
+
+def _controller(live: Body) -> Mapping[str, Any] | None:
+    references = live["metadata"].get("ownerReferences") or ()
+    return next((reference for reference in references if reference.get("controller")), None)
+
+
+def _is_prunable(key: ChildKey, live: Body, owner: Body) -> bool:
+    is_going = "deletionTimestamp" in live["metadata"]
+    return key.kind in _PRUNED and not is_going and ownership(live, owner) is Ownership.OURS

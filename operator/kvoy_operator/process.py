@@ -1,0 +1,166 @@
+"""One operator: everything joined, from the kubeconfig to the queue. Made by `__main__` and tests.
+
+Watches run whether or not this operator leads, so that who takes over knows the cluster already;
+only the leader reconciles. Nothing is decided before the store is known to be complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from kvoy_operator.api import Api, load_kubeconfig
+from kvoy_operator.api_errors import ApiFailure
+from kvoy_operator.children import Children
+from kvoy_operator.cluster import Cluster
+from kvoy_operator.config import OperatorConfig, own_identity
+from kvoy_operator.connectivity import Connectivity
+from kvoy_operator.kinds import LEADER_WORKER_SET, LLM_ROUTER, LLM_SERVICE, Kind
+from kvoy_operator.leader import LeaderElection
+from kvoy_operator.master_secret import load_master_secret
+from kvoy_operator.metrics import Metrics
+from kvoy_operator.reconcile import Reconciler
+from kvoy_operator.reconcile_router import RouterStory
+from kvoy_operator.reconcile_service import ServiceStory
+from kvoy_operator.record import Key, Record, Ref
+from kvoy_operator.resync import Resync
+from kvoy_operator.store import Store
+from kvoy_operator.watch_health import WatchHealth
+from kvoy_operator.watchdog import build_app, serve
+from kvoy_operator.watches import Watches
+from kvoy_operator.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RETRY_S = 2.0
+
+
+class Operator:
+    def __init__(self, config: OperatorConfig) -> None:
+        """Raises lightkube's ConfigError without a usable kubeconfig."""
+        self._config = config
+        kubeconfig = load_kubeconfig(config.kubeconfig)
+        self._identity = own_identity()
+        self.metrics = Metrics()
+        self._connectivity = Connectivity()
+        self._api = Api(kubeconfig, self._observe_call)
+        self._store = Store()
+        self._health = WatchHealth()
+        self._queue: WorkQueue[Key] | None = None
+        self._resync = Resync(
+            self._api,
+            self._store,
+            config.namespace,
+            lambda: self._watches.kinds(),
+            self._put,
+            self._gone,
+        )
+        self._watches = Watches(
+            self._api,
+            kubeconfig,
+            config.namespace,
+            self._health,
+            self._put,
+            self._gone,
+            self._optional_kind_changed,
+        )
+        self._election = LeaderElection(
+            self._api, config.own_namespace, config.lease_name, self._identity
+        )
+        self.metrics.watch_queue(
+            lambda: self._queue.depth if self._queue else 0,
+            lambda: self._queue.oldest_age_s if self._queue else 0.0,
+            self._health.ages_s,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Operate until `stop`. Raises LeadershipLost, OSError when the port is taken."""
+        app = build_app(self.metrics, self._health, self._watches.is_ready.is_set)
+        runner = await serve(app, self._config.host, self._config.port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._watches.run(), name="watches"),
+                    group.create_task(self._lead(), name="lead"),
+                ]
+                await stop.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await self._election.release()
+            await self._api.close()
+            await runner.cleanup()
+
+    async def _lead(self) -> None:
+        await self._watches.is_ready.wait()
+        await self._election.acquire()
+        self.metrics.leader.set(1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._election.hold(), name="lease")
+            group.create_task(self._work(), name="work")
+
+    async def _work(self) -> None:
+        config = self._config
+        secret = await _until_answered(
+            lambda: load_master_secret(self._api, config.own_namespace, config.master_secret_name)
+        )
+        await _until_answered(self._resync.run_once)
+        options = config.render_options(secret)
+        cluster = Cluster(self._api, self._store.put, self._store.remove, self._identity)
+        children = Children(cluster)
+        service = ServiceStory(self._store, cluster, children, options, self.metrics)
+        router = RouterStory(self._store, cluster, children, options)
+        reconcile = Reconciler(
+            {LLM_SERVICE.name: service.reconcile, LLM_ROUTER.name: router.reconcile},
+            self.metrics,
+            config.resync_s,
+        )
+        self._queue = WorkQueue(reconcile, num_workers=config.workers)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._queue.run(), name="queue")
+            group.create_task(self._resync_forever(), name="resync")
+            await asyncio.sleep(0)  # the queue is open from now on
+            self._add(set(self._store.all_keys()))
+
+    async def _resync_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.resync_s)
+            await _until_answered(self._resync.run_once)
+
+    async def _optional_kind_changed(self, kind: Kind, is_watched: bool) -> None:
+        if is_watched:
+            # Decisions need all of its objects, not the first few that a watch brings.
+            await _until_answered(lambda: self._resync.run_once(kinds=[kind]))
+        else:
+            self._add(self._store.forget_kind(kind.name))
+        if kind == LEADER_WORKER_SET:
+            self._store.has_lws = is_watched
+        self._add({key for key in self._store.all_keys() if key.kind == LLM_SERVICE.name})
+
+    def _observe_call(self, method: str, path: str, code: int) -> None:
+        self.metrics.observe_call(method, path, code)
+        self._connectivity.observe_call(method, path, code)
+
+    def _put(self, record: Record) -> None:
+        self._add(self._store.put(record))
+
+    def _gone(self, ref: Ref, uid: str) -> None:
+        self._add(self._store.remove(ref, uid))
+
+    def _add(self, keys: set[Key]) -> None:
+        if self._queue is not None:
+            for key in keys:
+                self._queue.add(key)
+
+
+async def _until_answered(call: Callable[[], Awaitable[T]]) -> T:
+    while True:
+        try:
+            return await call()
+        except ApiFailure as error:
+            log.warning("waits for the API server", extra={"error": str(error)})
+            await asyncio.sleep(_RETRY_S)

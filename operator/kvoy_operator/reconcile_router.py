@@ -1,0 +1,96 @@
+"""The story of an LLMRouter: one router over the services of its namespace that it selects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvoy_contract.fleet import DEFAULT_WEIGHT
+from kvoy_operator.acceptance import Refusal, invalid
+from kvoy_operator.children import Children, Outcome
+from kvoy_operator.cluster import Cluster
+from kvoy_operator.errors import InvalidSpec
+from kvoy_operator.identity import router_name
+from kvoy_operator.kinds import LLM_SERVICE
+from kvoy_operator.manifests import is_behind, render_shared_router
+from kvoy_operator.observed import Body, ChildKey
+from kvoy_operator.options import RenderOptions
+from kvoy_operator.reconcile import Gone
+from kvoy_operator.record import Key
+from kvoy_operator.report import Reporter
+from kvoy_operator.resources import LLMRouter, LLMService, parse_router, parse_service
+from kvoy_operator.router_state import own_router, router_counts
+from kvoy_operator.status import router_status
+from kvoy_operator.store import Store
+
+
+class RouterStory:
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        children: Children,
+        options: RenderOptions,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._children = children
+        self._options = options
+        self._reporter = Reporter(cluster)
+        self._clock = clock
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Make the router what its spec says; see `reconcile.Story`."""
+        body = self._store.custom(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            raise Gone
+        router = parse_router(body)
+        services = self._services_behind(router)
+        try:
+            outcome = await self._settle(key, body, router, services)
+        except InvalidSpec as error:
+            outcome = Outcome((invalid(error),))
+        refusal = outcome.refusals[0] if outcome.refusals else None
+        await self._report(key, body, router, services, refusal)
+        return outcome.requeue_after_s
+
+    async def _settle(
+        self, key: Key, body: Body, router: LLMRouter, services: list[LLMService]
+    ) -> Outcome:
+        wanted = render_shared_router(router, services, self._options)
+        return await self._children.settle(body, wanted, self._store.observed(key), kept=())
+
+    async def _report(
+        self,
+        key: Key,
+        body: Body,
+        router: LLMRouter,
+        services: list[LLMService],
+        refusal: Refusal | None,
+    ) -> None:
+        observed = self._store.observed(key)
+        weights = {entry.service: entry.weight for entry in router.spec.weights}
+        deployment = observed.children.get(ChildKey("Deployment", router_name(key.name)))
+        status = router_status(
+            router,
+            [(each, weights.get(each.name, DEFAULT_WEIGHT)) for each in services],
+            own_router(key.name, observed),
+            router_counts(deployment),
+            refusal,
+            self._clock(),
+        )
+        await self._reporter.report(body, status)
+
+    def _services_behind(self, router: LLMRouter) -> list[LLMService]:
+        """Those that can be read: a service with a broken spec says so itself."""
+        services = []
+        for body in self._store.customs(LLM_SERVICE.name, router.namespace):
+            if "deletionTimestamp" in body["metadata"]:
+                continue
+            try:
+                service = parse_service(body)
+            except InvalidSpec:
+                continue
+            if is_behind(router, service):
+                services.append(service)
+        return services

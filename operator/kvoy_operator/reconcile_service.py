@@ -1,0 +1,360 @@
+"""The story of a service: observe, decide, apply, report.
+
+Everything is decided upon what the store has, which includes the answers to the writes of the step
+before; nothing is remembered between two tellings but which Secrets have been applied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvoy_operator.acceptance import Refusal, invalid, name_clash, refusal_of
+from kvoy_operator.api_errors import ApiRefusal
+from kvoy_operator.children import (
+    Children,
+    Outcome,
+    Ownership,
+    adopt,
+    has_metadata,
+    ownership,
+    refusal_by,
+)
+from kvoy_operator.cluster import Cluster
+from kvoy_operator.conditions import RouterState
+from kvoy_operator.errors import InvalidSpec
+from kvoy_operator.identity import Manifest, prefill_scaler_name
+from kvoy_operator.kinds import (
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    LLM_ROLE_SCALER,
+    LLM_ROUTER,
+    kind_of,
+)
+from kvoy_operator.manifests import is_model_cached, render_support, render_workload
+from kvoy_operator.metrics import Metrics
+from kvoy_operator.observed import Body, ChildKey, Observed, WorkloadView
+from kvoy_operator.options import RenderOptions
+from kvoy_operator.reconcile import Gone
+from kvoy_operator.record import Key, Ref
+from kvoy_operator.report import Reporter
+from kvoy_operator.resources import LLMService, parse_service
+from kvoy_operator.revision import revision_of
+from kvoy_operator.rollout import (
+    RolloutInput,
+    RolloutSettings,
+    RolloutStep,
+    Strategy,
+    plan_rollout,
+)
+from kvoy_operator.rollout_state import PoolRevision
+from kvoy_operator.router_state import own_router, shared_router
+from kvoy_operator.scaling import PoolCount, pool_counts
+from kvoy_operator.status import (
+    ServiceFacts,
+    facts_of,
+    facts_of_refused,
+    reported_rollout,
+    scaler_status,
+    service_status,
+)
+from kvoy_operator.store import Store
+
+log = logging.getLogger(__name__)
+
+_RECHECK_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Told:
+    """How far the story has come, for the status."""
+
+    facts: ServiceFacts
+    router: RouterState
+    step: RolloutStep | None = None
+    refusal: Refusal | None = None
+    requeue_after_s: float | None = None
+
+
+class ServiceStory:
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        children: Children,
+        options: RenderOptions,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._children = children
+        self._options = options
+        self._metrics = metrics
+        self._reporter = Reporter(cluster)
+        self._clock = clock
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Take one step; see `reconcile.Story`."""
+        body = self._store.custom(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._metrics.set_pools(key, {})
+            raise Gone
+        told = await self._tell(key, body)
+        observed = self._observe(key, body)
+        status = service_status(
+            told.facts, observed, told.step, told.router, told.refusal, self._clock()
+        )
+        await self._reporter.report(body, status)
+        await self._report_scaler(told.facts, observed)
+        self._metrics.set_pools(
+            key, {pool["name"]: (pool["desired"], pool["ready"]) for pool in status["pools"]}
+        )
+        return told.requeue_after_s
+
+    async def _tell(self, key: Key, body: Body) -> _Told:
+        try:
+            service = parse_service(body)
+        except InvalidSpec as error:
+            return self._refused(key, body, invalid(error))
+        routers = [each["metadata"]["name"] for each in self._routers(key.namespace)]
+        refusal = refusal_of(service, has_lws=self._store.has_lws, router_names=routers)
+        if refusal is not None:
+            return self._stopped(key, body, service, refusal)
+        try:
+            return await self._serve(key, body, service)
+        except InvalidSpec as error:
+            return self._stopped(key, body, service, invalid(error))
+
+    async def _serve(self, key: Key, body: Body, service: LLMService) -> _Told:
+        """An accepted service: its surroundings, then one step of its engines.
+
+        Raises InvalidSpec when it turns out that a `podTemplate` does not fit.
+        """
+        outcome = await self._settle_surroundings(key, body, service)
+        if outcome.refusals:
+            return self._stopped(key, body, service, outcome.refusals[0])
+        await self._take_over(key, body, service)
+        observed, counts = self._observe(key, body), self._counts(key, service)
+        await self._seed_scaler(key, counts)
+        step = plan_rollout(self._rollout_input(service, counts, observed))
+        refusal = await self._take(body, service, step, observed)
+        if refusal is not None:
+            return self._stopped(key, body, service, refusal)
+        observed = self._observe(key, body)
+        is_waiting = any(workload.is_deleting for workload in observed.workloads)
+        delays_s = [step.requeue_after_s, outcome.requeue_after_s]
+        delays_s += [_RECHECK_S] if is_waiting else []
+        return _Told(
+            facts_of(service, counts, revision_of(service)),
+            self._router_state(key, service.spec.router.ref, observed),
+            step,
+            requeue_after_s=min((each for each in delays_s if each is not None), default=None),
+        )
+
+    async def _settle_surroundings(self, key: Key, body: Body, service: LLMService) -> Outcome:
+        observed = self._observe(key, body)
+        if _misses_secret(observed, self._clock()):
+            self._children.forget_secrets(body)
+        kept = [ChildKey(each.kind, each.name) for each in observed.workloads]
+        wanted = render_support(service, self._options)
+        return await self._children.settle(body, wanted, observed, kept)
+
+    async def _take_over(self, key: Key, body: Body, service: LLMService) -> None:
+        """Make workloads ours again that lost their owner, and give them the service's labels;
+        their templates stay as they were written."""
+        observed = self._store.observed(key)
+        for view in observed.workloads:
+            live = observed.children[ChildKey(view.kind, view.name)]
+            whose = ownership(live, body)
+            if view.pool not in service.spec.pools or view.is_deleting:
+                continue
+            if whose not in (Ownership.OURS, Ownership.ORPHAN):
+                continue
+            manifest = render_workload(service, view.pool, view.revision, self._options)
+            if whose is Ownership.ORPHAN or not has_metadata(manifest, live):
+                await adopt(self._cluster, manifest, live)
+
+    async def _take(
+        self, body: Body, service: LLMService, step: RolloutStep, observed: Observed
+    ) -> Refusal | None:
+        """Write what the step says: all of it, unless the server refuses a new workload."""
+        manifests = {key: self._workload(service, key, step) for key in step.create}
+        for manifest in manifests.values():
+            refusal = await self._check_new(body, manifest)
+            if refusal is not None:
+                return refusal
+        present = {PoolRevision(each.pool, each.revision): each for each in observed.workloads}
+        grown = []
+        for key, count in step.replicas.items():
+            if key in present and count < present[key].replicas:
+                await self._scale(service, present[key], count)
+            elif key in present and count > present[key].replicas:
+                grown.append((present[key], count))
+        for manifest in manifests.values():
+            await self._cluster.apply(manifest)
+        for view, count in grown:
+            await self._scale(service, view, count)
+        for key in step.delete:
+            view = present[key]
+            await self._cluster.delete(kind_of(view.kind), service.namespace, view.name, view.uid)
+        return None
+
+    def _workload(self, service: LLMService, key: PoolRevision, step: RolloutStep) -> Manifest:
+        manifest = render_workload(service, key.pool, key.revision, self._options)
+        # Set with the creation: the API server's own default would start a pod at once.
+        return manifest | {"spec": manifest["spec"] | {"replicas": step.replicas[key]}}
+
+    async def _check_new(self, body: Body, manifest: Manifest) -> Refusal | None:
+        """Whether a workload can be made: its name is free, and the server takes its template.
+
+        An object that turns out to be ours goes into the store, and the story is told again.
+        """
+        live = await self._children.find(body, manifest)
+        if live is not None:
+            if ownership(live, body) is Ownership.STRANGER:
+                return name_clash(manifest["kind"], manifest["metadata"]["name"])
+            self._cluster.take_in(kind_of(manifest["kind"]), live)
+            if ownership(live, body) is Ownership.DYING:
+                raise ApiRefusal(409, "Conflict", "the object of an owner that is gone is there")
+            await adopt(self._cluster, manifest, live)
+            raise ApiRefusal(409, "Conflict", "the object is there already")
+        try:
+            for judged in _judged(manifest):
+                await self._cluster.check(judged)
+        except ApiRefusal as error:
+            refusal = refusal_by(error, manifest)
+            if refusal is None:
+                raise
+            return refusal
+        return None
+
+    async def _scale(self, service: LLMService, view: WorkloadView, count: int) -> None:
+        await self._cluster.scale(kind_of(view.kind), service.namespace, view.name, view.uid, count)
+
+    async def _seed_scaler(self, key: Key, counts: Mapping[str, PoolCount]) -> None:
+        for count in counts.values():
+            scaler = self._scaler(key)
+            if count.scaler_replicas is not None and scaler is not None:
+                metadata = scaler["metadata"]
+                await self._cluster.scale(
+                    LLM_ROLE_SCALER,
+                    key.namespace,
+                    metadata["name"],
+                    metadata["uid"],
+                    count.scaler_replicas,
+                )
+
+    async def _report_scaler(self, facts: ServiceFacts, observed: Observed) -> None:
+        scaler = observed.children.get(
+            ChildKey(LLM_ROLE_SCALER.name, prefill_scaler_name(facts.name))
+        )
+        if scaler is not None and "deletionTimestamp" not in scaler["metadata"]:
+            pool = scaler["spec"]["pool"]
+            await self._reporter.write(scaler, scaler_status(scaler, facts.name, pool, observed))
+
+    def _refused(self, key: Key, body: Body, refusal: Refusal) -> _Told:
+        """The spec cannot be read: the status repeats what it said last."""
+        ref = ((body.get("spec") or {}).get("router") or {}).get("ref")
+        observed = self._observe(key, body)
+        return _Told(
+            facts_of_refused(body), self._router_state(key, ref, observed), refusal=refusal
+        )
+
+    def _stopped(self, key: Key, body: Body, service: LLMService, refusal: Refusal) -> _Told:
+        """What runs is left as it is."""
+        counts, observed = self._counts(key, service), self._observe(key, body)
+        facts = facts_of(service, counts, revision_of(service))
+        router = self._router_state(key, service.spec.router.ref, observed)
+        return _Told(facts, router, refusal=refusal)
+
+    def _observe(self, key: Key, body: Body) -> Observed:
+        """With each workload's true owner: a namesake's may still be there, on its way out."""
+        observed = self._store.observed(key)
+        views = []
+        for view in observed.workloads:
+            whose = ownership(observed.children[ChildKey(view.kind, view.name)], body)
+            views.append(
+                dataclasses.replace(
+                    view,
+                    is_ours=whose is not Ownership.STRANGER,
+                    is_deleting=view.is_deleting or whose is Ownership.DYING,
+                )
+            )
+        return dataclasses.replace(observed, workloads=tuple(views))
+
+    def _counts(self, key: Key, service: LLMService) -> dict[str, PoolCount]:
+        return pool_counts(service, self._scaler(key))
+
+    def _scaler(self, key: Key) -> dict[str, Any] | None:
+        name = prefill_scaler_name(key.name)
+        return self._store.body(Ref(LLM_ROLE_SCALER.name, key.namespace, name))
+
+    def _routers(self, namespace: str) -> list[dict[str, Any]]:
+        return self._store.customs(LLM_ROUTER.name, namespace)
+
+    def _router_state(self, key: Key, ref: str | None, observed: Observed) -> RouterState:
+        if ref is None:
+            return own_router(key.name, observed)
+        return shared_router(ref, self._store.body(Ref(LLM_ROUTER.name, key.namespace, ref)))
+
+    def _rollout_input(
+        self, service: LLMService, counts: Mapping[str, PoolCount], observed: Observed
+    ) -> RolloutInput:
+        rollout = service.spec.rollout
+        return RolloutInput(
+            wanted=revision_of(service),
+            desired={name: count.desired for name, count in counts.items()},
+            workloads=observed.workloads,
+            pods=observed.pods,
+            settings=RolloutSettings(
+                strategy=Strategy(rollout.strategy),
+                max_unavailable=rollout.max_unavailable,
+                surge_timeout_s=rollout.surge_timeout.seconds,
+                progress_deadline_s=service.spec.progress_deadline_s,
+            ),
+            now_s=self._clock(),
+            is_model_ready=is_model_cached(service, observed),
+            reported=reported_rollout(service.status),
+        )
+
+
+def _judged(manifest: Manifest) -> list[Manifest]:
+    """What the server has to judge: a Deployment itself; for a group each of its templates inside a
+    Deployment, whose pods it knows in full, and the group."""
+    if manifest["kind"] != LEADER_WORKER_SET.name:
+        return [manifest]
+    templates = manifest["spec"]["leaderWorkerTemplate"]
+    return [
+        *(
+            _as_deployment(manifest, templates[name])
+            for name in ("leaderTemplate", "workerTemplate")
+        ),
+        manifest,
+    ]
+
+
+def _as_deployment(manifest: Manifest, template: Manifest) -> Manifest:
+    selector = {"matchLabels": template["metadata"]["labels"]}
+    return manifest | {
+        "apiVersion": DEPLOYMENT.api_version,
+        "kind": DEPLOYMENT.name,
+        "spec": {"replicas": 0, "selector": selector, "template": template},
+    }
+
+
+_STUCK_S = 60.0
+"""A container is created in less, unless its image is large or something to mount is missing."""
+
+
+def _misses_secret(observed: Observed, now_s: float) -> bool:
+    """Whether some pod may wait for a Secret that somebody has deleted: it cannot be looked up."""
+    return any(
+        container.waiting_reason == "CreateContainerConfigError"
+        or (container.waiting_reason == "ContainerCreating" and now_s - pod.created_s > _STUCK_S)
+        for pod in observed.pods
+        for container in pod.containers
+    )
