@@ -19,7 +19,8 @@ from kvoy_operator.spec import LLMServiceSpec
 
 Json = dict[str, Any]
 
-CRDS = Path(__file__).parents[2] / "crds"
+ROOT = Path(__file__).parents[2]
+CRDS = ROOT / "crds"
 MAX_BYTES = 100_000
 """Half of what a client-side apply can carry in its annotation."""
 
@@ -220,6 +221,25 @@ def test_a_stale_or_missing_file_is_told(
 def test_a_wrong_command_line_gets_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main([]) == 2
     assert "usage: python -m kvoy_operator.crd" in capsys.readouterr().err
+
+
+def test_the_reference_names_every_field_that_users_write(definition: Definition) -> None:
+    reference = (ROOT / "docs" / "crds.md").read_text()
+    spec = schema_of(definition)["properties"]["spec"]["properties"]
+
+    names = set(spec)
+    for part in ("model", "engine", "rollout"):
+        names |= {f"{part}.{name}" for name in spec.get(part, {}).get("properties", {})}
+    assert not [name for name in sorted(names) if f"`{name}`" not in reference and name not in spec]
+    assert not [name for name in sorted(spec) if name not in reference]
+
+
+def test_the_examples_of_the_reference_can_be_read() -> None:
+    parts = (ROOT / "docs" / "crds.md").read_text().split("```yaml\n")[1:]
+    service, router = (yaml.safe_load(part.partition("```")[0]) for part in parts)
+
+    assert parse_service(stored(service)).name == "qwen"
+    assert parse_router(stored(router)).spec.weights[1].weight == 10
 
 
 def test_a_definition_is_small(definition: Definition) -> None:
