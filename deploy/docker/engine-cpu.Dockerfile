@@ -1,0 +1,55 @@
+# An engine on CPUs, with its kernels compiled ahead for every common instruction set.
+# The base: Python 3.11 or newer with venv, and CA certificates. The official Python image has them;
+# Debian has them with python3, python3-venv and ca-certificates.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS runtime
+RUN groupadd --gid 65532 kvoy \
+    && useradd --uid 65532 --gid kvoy --create-home --shell /usr/sbin/nologin kvoy \
+    && python3 -m venv --without-pip /opt/kvoy
+WORKDIR /opt/kvoy
+COPY pyproject.toml ./
+# An index with torch for CPUs, which is a tenth of what the default index brings.
+ARG TORCH_INDEX=
+# The dependencies are gigabytes, so they are installed where they stay and never copied; the
+# installer is gone at the end of the step. Of a torch for CUDA, what only a device would load is
+# left out.
+RUN --mount=type=cache,target=/var/cache/uv \
+    export PIP_CERT=/etc/ssl/certs/ca-certificates.crt UV_SYSTEM_CERTS=1 \
+      UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 \
+    && python3 -m venv /tmp/uv && /tmp/uv/bin/pip install --quiet --no-cache-dir 'uv>=0.9,<1' \
+    && printf '%s\n' triton nvidia-cusolver cuda-bindings > /tmp/excluded \
+    && install() { /tmp/uv/bin/uv pip install --quiet --python bin/python --excludes /tmp/excluded "$@"; } \
+    && if [ -n "${TORCH_INDEX}" ]; then \
+         install --index "${TORCH_INDEX}" "$(sed -n 's/^ *"\(torch[<>=][^"]*\)",$/\1/p' pyproject.toml)"; \
+       fi \
+    && install --requirements pyproject.toml --extra engine \
+    && find lib -path '*/nvidia/cudnn/lib/libcudnn_*' -delete \
+    && rm -r /tmp/uv /tmp/excluded
+
+FROM runtime AS code
+RUN apt-get update && apt-get install --yes --no-install-recommends g++
+RUN python3 -m venv /opt/uv \
+    && PIP_CERT=/etc/ssl/certs/ca-certificates.crt /opt/uv/bin/pip install --quiet --no-cache-dir 'uv>=0.9,<1'
+WORKDIR /src
+COPY . .
+# A tree of its own, laid out as /opt/kvoy is.
+RUN --mount=type=cache,target=/var/cache/uv \
+    UV_SYSTEM_CERTS=1 UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy \
+    /opt/uv/bin/uv pip install --quiet --compile-bytecode --python /opt/kvoy/bin/python \
+      --prefix /opt/code --no-deps . \
+    && PYTHONPATH=$(echo /opt/code/lib/python3*/site-packages) \
+      /opt/kvoy/bin/python -m kvoy_engine.kernels
+
+FROM runtime
+COPY --from=code /opt/code /opt/kvoy
+ARG VERSION
+LABEL org.opencontainers.image.title="kvoy-engine-cpu" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/kvoy/bin:$PATH
+USER 65532:65532
+WORKDIR /home/kvoy
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["kvoy"]
+CMD ["serve", "--help"]
