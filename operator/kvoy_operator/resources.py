@@ -101,7 +101,7 @@ def parse_scaler(body: Mapping[str, Any]) -> LLMRoleScaler:
 def _check_name(body: Mapping[str, Any]) -> None:
     for rule in NAME_RULES:
         if rule.holds is not None and not rule.holds(body["metadata"]["name"]):
-            raise InvalidSpec("metadata.name", rule.message)
+            raise InvalidSpec("metadata.name", _without_field(rule.message))
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,10 +127,16 @@ def _parse_spec(model: type[S], body: Mapping[str, Any]) -> S:
 
 def _to_invalid_spec(error: ErrorDetails) -> InvalidSpec:
     parts = ["spec", *(str(part) for part in error["loc"])]
-    if error["type"] == "rule" and error["ctx"]["field"]:
-        parts.append(error["ctx"]["field"])
+    if error["type"] == "rule":
+        path = ".".join([*parts, *filter(None, [error["ctx"]["field"]])])
+        return InvalidSpec(path, _without_field(error["msg"]))
     if error["type"] == "extra_forbidden":
         return InvalidSpec(".".join(parts), "no such field; remove it or correct its name")
     if error["type"] == "value_error":
         return InvalidSpec(".".join(parts), str(error["ctx"]["error"]))
     return InvalidSpec(".".join(parts), error["msg"])
+
+
+def _without_field(message: str) -> str:
+    """A rule's message begins with the field's name, since the API server shows it alone."""
+    return message.partition(": ")[2]

@@ -5,12 +5,14 @@ The API server keeps no field that is missing here, so what is written must be d
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictInt, WithJsonSchema
 
 from kvoy_operator.spec_fields import SpecModel, implied
 
+MAX_SERVICES: Final = 8192
+"""More than the API server's limit on an object's size lets through."""
 Text = Annotated[str, Field(max_length=1024)]
 Moment = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
@@ -95,10 +97,10 @@ class LLMRouterStatus(Status):
         None, "Base URL of the OpenAI API inside the cluster, as OpenAI clients take it."
     )
     models: tuple[Text, ...] = implied(
-        (), "Names of the models that can be asked for.", max_length=1024
+        (), "Names of the models that can be asked for.", max_length=MAX_SERVICES
     )
     services: tuple[RoutedService, ...] = implied(
-        (), "The services behind the router.", list_keys=("name",), max_length=1024
+        (), "The services behind the router.", list_keys=("name",), max_length=MAX_SERVICES
     )
     replicas: StrictInt | None = implied(None, "Router pods that are wanted.")
     ready_replicas: StrictInt | None = implied(None, "Router pods that serve.")
