@@ -33,7 +33,8 @@ Manifest: TypeAlias = dict[str, Any]
 Owner: TypeAlias = Resource[Any]
 """A custom resource of any kind; nothing here reads its spec."""
 
-REVISION_CHARS: Final = 6
+REVISION_CHARS: Final = 5
+"""With one more, the workers of a thousandth group could not be labelled by their revision."""
 
 NAME_LABEL: Final = "app.kubernetes.io/name"
 _APP_NAME: Final = "kvoy"

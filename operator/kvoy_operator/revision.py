@@ -40,7 +40,7 @@ POOL_FIELDS: Final = tuple(name for name in PoolSpec.model_fields if name != "re
 
 
 def revision_of(service: LLMService) -> str:
-    """Six characters that stand for the engines that the service asks for."""
+    """A few characters that stand for the engines that the service asks for."""
     text = json.dumps(intent_of(service), sort_keys=True, separators=(",", ":"))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
     letters = []

@@ -17,14 +17,13 @@ from kvoy_operator.render_testing import (
 )
 from kvoy_operator.resources import MAX_NAME_LENGTH
 from kvoy_operator.revision import revision_of
+from kvoy_operator.spec_pool import MAX_NODES, MAX_REPLICAS
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _MAX = 63
 # What controllers append: ReplicaSet and StatefulSet revisions are up to ten characters of a hash.
 _HASH = "-" + "f" * 10
-_MOST_GROUPS = 99
-_MOST_NODES = 128
 
 
 def _workload() -> str:
@@ -39,8 +38,8 @@ def test_the_longest_name_of_the_tests_is_the_longest_that_is_allowed() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        identity.workload_name(LONGEST_NAME, SERVING_POOL, "bcdfgh"),
-        identity.workload_name(LONGEST_NAME, PREFILL_POOL, "bcdfgh"),
+        identity.workload_name(LONGEST_NAME, SERVING_POOL, "bcdfg"),
+        identity.workload_name(LONGEST_NAME, PREFILL_POOL, "bcdfg"),
         identity.engines_name(LONGEST_NAME),
         identity.router_name(LONGEST_NAME),
         identity.api_service_name(LONGEST_NAME),
@@ -64,8 +63,8 @@ def test_what_a_deployment_makes_of_its_name_fits_a_label() -> None:
 
 
 def test_what_a_leader_worker_set_makes_of_its_name_fits_a_label() -> None:
-    leader = f"{_workload()}-{_MOST_GROUPS - 1}"
-    worker = f"{leader}-{_MOST_NODES - 1}"
+    leader = f"{_workload()}-{MAX_REPLICAS - 1}"
+    worker = f"{leader}-{MAX_NODES - 1}"
     longest = [
         leader,  # also the workers' StatefulSet, and the label of a pod's name
         worker,
@@ -80,7 +79,7 @@ def test_pools_and_revisions_have_workloads_of_their_own() -> None:
     names = {
         identity.workload_name("qwen", pool, revision)
         for pool in (SERVING_POOL, PREFILL_POOL)
-        for revision in ("bcdfgh", "bcdfgj")
+        for revision in ("bcdfg", "bcdfh")
     }
 
     assert len(names) == 4
@@ -121,10 +120,10 @@ def test_labels_of_the_resource_reach_its_children_but_never_replace_ours(
 ) -> None:
     service = make_service(labels=labels)
 
-    made = identity.child_labels(service, "engine", SERVING_POOL, "bcdfgh")
+    made = identity.child_labels(service, "engine", SERVING_POOL, "bcdfg")
 
     assert (labels.items() <= made.items()) == kept
-    assert identity.child_labels(make_service(), "engine", SERVING_POOL, "bcdfgh").items() <= (
+    assert identity.child_labels(make_service(), "engine", SERVING_POOL, "bcdfg").items() <= (
         made.items()
     )
 
@@ -132,7 +131,7 @@ def test_labels_of_the_resource_reach_its_children_but_never_replace_ours(
 def test_selectors_use_nothing_that_a_user_sets() -> None:
     service = make_service(labels={"team": "search"})
 
-    assert "team" not in identity.engine_selector("qwen", SERVING_POOL, "bcdfgh")
+    assert "team" not in identity.engine_selector("qwen", SERVING_POOL, "bcdfg")
     assert "team" not in identity.router_selector(service)
 
 
@@ -160,7 +159,7 @@ def test_a_model_s_name_reaches_no_label_and_no_name_but_an_annotation_and_the_a
     from kvoy_operator.manifests import render_support, render_workload
 
     service = make_service({"model": model})
-    workload = render_workload(service, SERVING_POOL, "bcdfgh", make_options())
+    workload = render_workload(service, SERVING_POOL, "bcdfg", make_options())
     template = workload["spec"]["template"]
     container = template["spec"]["containers"][0]
 

@@ -121,7 +121,7 @@ def test_every_child_of_a_shared_router_is_accepted(api_server: ApiServer) -> No
 
 def test_quantities_are_what_the_api_server_reads(api_server: ApiServer) -> None:
     service = make_service(_SPECS["gpus"])
-    workload = render_workload(service, SERVING_POOL, "bcdfgh", make_options())
+    workload = render_workload(service, SERVING_POOL, "bcdfg", make_options())
 
     stored = _dry_run(api_server, workload)
 

@@ -27,7 +27,7 @@ def _container(manifest: Manifest) -> Manifest:
 
 
 def _read_engine(spec: Spec, pool: str = SERVING_POOL) -> EngineConfig:
-    workload = render_workload(make_service(spec), pool, "bcdfgh", make_options())
+    workload = render_workload(make_service(spec), pool, "bcdfg", make_options())
     arguments = _container(workload)["args"]
     return read_settings(EngineConfig, "kvoy serve", "", arguments)
 
@@ -66,7 +66,7 @@ def test_an_engine_of_a_group_finds_its_place_in_what_is_injected(
     # As `kvoy serve` takes them over from a LeaderWorkerSet.
     monkeypatch.setenv("KVOY_NNODES", "2")
     monkeypatch.setenv("KVOY_NODE_RANK", "1")
-    monkeypatch.setenv("KVOY_MASTER_ADDR", "qwen-s-bcdfgh-0.qwen-s-bcdfgh.default")
+    monkeypatch.setenv("KVOY_MASTER_ADDR", "qwen-s-bcdfg-0.qwen-s-bcdfg.default")
 
     config = _read_engine({**_SIM, "nodes": 2, "gpus": 8})
 

@@ -22,7 +22,7 @@ _HUB = "hf://Qwen/Qwen3-0.6B"
 def _pod(
     spec: Spec | None = None, pool: str = SERVING_POOL, options: RenderOptions | None = None
 ) -> Manifest:
-    workload = render_workload(make_service(spec), pool, "bcdfgh", options or make_options())
+    workload = render_workload(make_service(spec), pool, "bcdfg", options or make_options())
     pod: Manifest = workload["spec"]["template"]["spec"]
     return pod
 
@@ -101,7 +101,7 @@ def test_with_a_prefill_pool_each_pool_has_its_role() -> None:
 )
 def test_a_model_is_cut_over_the_gpus_of_its_nodes(pool: Spec, arguments: list[str]) -> None:
     service = make_service({"engine": {"kind": "sim"}, **pool})
-    spec = render_workload(service, SERVING_POOL, "bcdfgh", make_options())["spec"]
+    spec = render_workload(service, SERVING_POOL, "bcdfg", make_options())["spec"]
     template = spec.get("template") or spec["leaderWorkerTemplate"]["leaderTemplate"]
 
     given = template["spec"]["containers"][0]["args"]
@@ -215,7 +215,7 @@ def test_a_load_timeout_is_never_cut_short() -> None:
 
 def test_a_deployment_s_deadline_lies_beyond_the_load_timeout() -> None:
     spec = make_service({"engine": {"loadTimeout": "3h"}})
-    workload = render_workload(spec, SERVING_POOL, "bcdfgh", make_options())
+    workload = render_workload(spec, SERVING_POOL, "bcdfg", make_options())
 
     assert workload["spec"]["progressDeadlineSeconds"] > 3 * 3600
     assert workload["spec"]["progressDeadlineSeconds"] == math.ceil(spec.spec.progress_deadline_s)
@@ -336,7 +336,7 @@ def test_replicas_are_spread_where_there_is_room() -> None:
 
     assert {c["whenUnsatisfiable"] for c in constraints} == {"ScheduleAnyway"}
     selector = constraints[0]["labelSelector"]["matchLabels"]
-    assert selector["kvoy.dev/revision"] == "bcdfgh"
+    assert selector["kvoy.dev/revision"] == "bcdfg"
 
 
 def test_the_service_s_patch_comes_before_the_pool_s() -> None:

@@ -26,7 +26,7 @@ _GROUP_LABELS = "leaderworkerset.sigs.k8s.io"
 
 
 def _render(spec: Manifest, pool: str = SERVING_POOL) -> Manifest:
-    return render_workload(make_service(spec), pool, "bcdfgh", make_options())
+    return render_workload(make_service(spec), pool, "bcdfg", make_options())
 
 
 def _container(template: Manifest) -> Manifest:
@@ -90,7 +90,7 @@ def test_all_that_the_controller_makes_of_the_longest_name_is_created(
     plane: ControlPlane,
 ) -> None:
     namespace = plane.create_namespace()
-    num_groups = 11  # so that a group's number has two digits, as all up to 99 have
+    num_groups = 11  # so that numbers have more than one digit
 
     lws = _create_group(plane, namespace, LONGEST_NAME, num_groups)
 
@@ -106,7 +106,7 @@ def test_all_that_the_controller_makes_of_the_longest_name_is_created(
         assert labels["kvoy.dev/service"] == LONGEST_NAME
         assert labels["kvoy.dev/pool"] == SERVING_POOL
         assert labels["kvoy.dev/component"] == "engine"
-        assert labels["kvoy.dev/revision"] == "bcdfgh"
+        assert labels["kvoy.dev/revision"] == "bcdfg"
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def _create_group(
     body["metadata"] = {"name": name, "namespace": namespace}
     stored = plane.api.request("POST", LLM_SERVICE.path(namespace), body)
     service = parse_service(stored)
-    workload = render_workload(service, SERVING_POOL, "bcdfgh", make_options())
+    workload = render_workload(service, SERVING_POOL, "bcdfg", make_options())
     workload["spec"]["replicas"] = replicas
     lws: str = workload["metadata"]["name"]
     query = "fieldManager=kvoy-operator&force=true&fieldValidation=Strict"

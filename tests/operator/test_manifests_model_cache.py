@@ -90,7 +90,7 @@ def test_a_claim_of_the_user_s_own_is_filled_but_not_made() -> None:
 
 def test_the_job_puts_the_model_where_the_engines_look_for_it() -> None:
     service = _cached()
-    workload = render_workload(service, SERVING_POOL, "bcdfgh", make_options())
+    workload = render_workload(service, SERVING_POOL, "bcdfg", make_options())
     engine = workload["spec"]["template"]["spec"]["containers"][0]
 
     assert _container(service)["command"] == ["kvoy", "model", "fetch"]

@@ -41,7 +41,7 @@ _SPECS = [{**shape, "model": model} for shape, model in itertools.product(_SHAPE
 
 def _children(spec: Spec, options: RenderOptions) -> list[Manifest]:
     service = make_service(spec)
-    workloads = [render_workload(service, pool, "bcdfgh", options) for pool in service.spec.pools]
+    workloads = [render_workload(service, pool, "bcdfg", options) for pool in service.spec.pools]
     shared = render_shared_router(make_router(), [service], options)
     return [*render_support(service, options), *workloads, *shared]
 

