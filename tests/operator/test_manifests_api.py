@@ -9,6 +9,7 @@ import pytest
 from kvoy_cluster.api import APPLY_PATCH, ApiError
 from kvoy_cluster.api_server import ApiServer
 from kvoy_contract.names import SERVING_POOL
+from kvoy_operator.compare import is_applied
 from kvoy_operator.identity import Manifest
 from kvoy_operator.kinds import POD, kind_of
 from kvoy_operator.manifests import render_shared_router, render_support, render_workload
@@ -99,8 +100,13 @@ def test_every_child_of_a_service_is_accepted(api_server: ApiServer, name: str, 
     options = make_options(image_pull_secrets=("mirror",), router_role_kind="Role")
     service = make_service(spec, name=name, labels=labels)
 
-    stored = [_dry_run(api_server, child) for child in _children(service, options)]
+    children = _children(service, options)
 
+    stored = [_dry_run(api_server, child) for child in children]
+
+    # Else the operator would apply it again and again.
+    for child, live in zip(children, stored, strict=True):
+        assert is_applied(child, live), child["kind"]
     kinds = [manifest["kind"] for manifest in stored]
     assert "Secret" in kinds
     assert "Deployment" in kinds
