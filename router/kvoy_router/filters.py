@@ -16,6 +16,8 @@ Rejection = tuple[str, str]
 Filter = Callable[[Endpoint], str | None]
 """Why this endpoint is out; None keeps it."""
 
+_PREFILL = Role.PREFILL
+
 
 def is_serving(exclude: frozenset[str]) -> Filter:
     def check(endpoint: Endpoint) -> str | None:
@@ -26,7 +28,8 @@ def is_serving(exclude: frozenset[str]) -> Filter:
             return "draining"
         if load is not None and not load.ready:
             return "not ready"
-        if endpoint.info is not None and endpoint.info.role is Role.PREFILL:
+        info = endpoint.info
+        if info is not None and info.role is _PREFILL:
             return "prefill only"
         return None
 

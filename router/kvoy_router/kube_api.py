@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
@@ -35,8 +34,8 @@ NOT_FOUND = 404
 
 _PAGE = 500
 _CALL_TIMEOUT_S = 10.0
-_WATCH_GRACE_S = 15.0
-"""Beyond the time after which the server ends a watch by itself."""
+_SILENCE_S = 90.0
+"""A watch gets a bookmark each minute, whatever happens: one that is silent for longer is dead."""
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _PLURALS = {
     ("apps", "ReplicaSet"): "replicasets",
@@ -47,16 +46,6 @@ _PLURALS = {
 # What an owner reference says was written by whoever made the pod: it becomes part of a path.
 _VERSION = re.compile(r"v[0-9][0-9a-z]{0,30}")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-
-_KEEPALIVE_OPTIONS = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        # A watch is silent for minutes: the kernel finds a dead peer within half a minute.
-        for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-        if hasattr(socket, name)
-    ),
-]
 
 
 def load_config() -> SingleConfig:
@@ -81,7 +70,7 @@ async def open_api(config: SingleConfig) -> AsyncIterator[KubeApi]:
         client = httpx2.AsyncClient(
             base_url=config.cluster.server,
             auth=user_auth(config.user),
-            transport=httpx2.AsyncHTTPTransport(verify=verify, socket_options=_KEEPALIVE_OPTIONS),
+            transport=httpx2.AsyncHTTPTransport(verify=verify),
             timeout=_CALL_TIMEOUT_S,
         )
     async with client:
@@ -121,7 +110,7 @@ class KubeApi:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(timeout_s),
         }
-        timeout = httpx2.Timeout(_CALL_TIMEOUT_S, read=timeout_s + _WATCH_GRACE_S)
+        timeout = httpx2.Timeout(_CALL_TIMEOUT_S, read=_SILENCE_S)
         path = f"/api/v1/namespaces/{namespace}/pods"
         with _as_kube_errors():
             async with self._client.stream("GET", path, params=params, timeout=timeout) as response:

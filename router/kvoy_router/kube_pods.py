@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from kvoy_contract.fleet import FleetService
 from kvoy_contract.names import (
     DEFAULT_ENGINE_PORT,
@@ -66,6 +68,12 @@ def found_engine(pod: Pod, service: FleetService) -> FoundEngine:
     return FoundEngine(address_of(pod), origin, is_draining=is_leaving(pod))
 
 
+def _is_same(one: Pod, other: Pod) -> bool:
+    version = other.metadata.resource_version
+    metadata = msgspec.structs.replace(one.metadata, resource_version=version)
+    return metadata == other.metadata and one.spec == other.spec and one.status == other.status
+
+
 class PodTable:
     """All candidates, and in which order they came to their addresses."""
 
@@ -83,16 +91,18 @@ class PodTable:
         for pod in sorted(self.by_uid.values(), key=lambda pod: pod.status.start_time):
             self._note_claim(pod)
 
-    def put(self, pod: Pod) -> None:
-        if is_candidate(pod):
-            self.by_uid[pod.metadata.uid] = pod
-            self._note_claim(pod)
-        else:
-            self.remove(pod)
+    def put(self, pod: Pod) -> bool:
+        """Whether it is news: most changes of a pod are to parts that nobody looks at here."""
+        if not is_candidate(pod):
+            return self.remove(pod)
+        before = self.by_uid.get(pod.metadata.uid)
+        self.by_uid[pod.metadata.uid] = pod
+        self._note_claim(pod)
+        return before is None or not _is_same(before, pod)
 
-    def remove(self, pod: Pod) -> None:
-        self.by_uid.pop(pod.metadata.uid, None)
+    def remove(self, pod: Pod) -> bool:
         self._claims.pop(pod.metadata.uid, None)
+        return self.by_uid.pop(pod.metadata.uid, None) is not None
 
     def holders(self, pods: Iterable[Pod]) -> list[Pod]:
         """Of those that claim one address, the one that has it: what is leaving has lost it to

@@ -133,6 +133,17 @@ def test_a_pod_that_is_leaving_has_lost_its_address_to_one_that_is_not() -> None
     assert holders(table) == {"staying"}
 
 
+def test_a_change_that_nobody_looks_at_is_no_news() -> None:
+    table = PodTable()
+
+    assert table.put(pod("a", resourceVersion="1"))
+    assert not table.put(pod("a", resourceVersion="2", annotations={"a": "b"}))
+    assert table.put(pod("a", resourceVersion="3", labels={"a": "b"}))
+    assert table.put(pod("a", resourceVersion="4", phase="Failed"))
+    assert not table.put(pod("a", resourceVersion="5", phase="Failed"))
+    assert not table.remove(pod("a"))
+
+
 def test_of_a_list_the_pod_that_started_last_has_the_address() -> None:
     def started(name: str, time: str) -> Pod:
         made = pod(name)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from kvoy_cluster.control_plane import ControlPlane
+from kvoy_cluster.waiting import wait_for
 from kvoy_router import kube_api
 from kvoy_router.errors import KubeError
 from kvoy_router.testing import eventually
@@ -69,6 +70,26 @@ async def test_a_watch_that_is_cut_loses_nothing(scene: Scene) -> None:
     await cutter.close()
 
 
+async def test_a_connection_that_has_gone_silent_is_given_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_api, "_SILENCE_S", 0.5)
+    service = scene.add_service("qwen")
+    scene.deploy("qwen-s-r1", service, 2)
+    cutter = Cutter(scene.server.place.api_port)
+    scene.reach_api_at(await cutter.listen())
+    async with scene.router() as router:
+        first, second = (p["metadata"]["name"] for p in await scene.pods_of("qwen-s-r1", 2))
+        scene.give_address(first)
+        await eventually(lambda: names(router) == {first}, WAIT_S)
+
+        cutter.freeze()
+        scene.give_address(second)
+
+        await eventually(lambda: names(router) == {first, second}, WAIT_S)
+    await cutter.close()
+
+
 async def watch_to_the_end(api: kube_api.KubeApi, namespace: str, version: str) -> None:
     async with api.watching_pods(namespace, "a=b", version, 5) as events:
         async for _ in events:
@@ -76,6 +97,9 @@ async def watch_to_the_end(api: kube_api.KubeApi, namespace: str, version: str) 
 
 
 async def test_a_version_that_the_server_has_forgotten_is_told_as_gone(scene: Scene) -> None:
+    server = scene.server
+    server.processes.restart("kube-apiserver")  # it remembers what has happened since its start
+    await asyncio.to_thread(wait_for, lambda: server.api.get("/readyz") == "ok", "API server")
     async with kube_api.open_api(kube_api.load_config()) as api:
         with pytest.raises(KubeError) as told:
             await watch_to_the_end(api, scene.namespace, version="1")
