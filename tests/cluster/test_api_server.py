@@ -74,6 +74,18 @@ def test_a_child_goes_with_its_custom_owner(api_server: ApiServer, tmp_path: Pat
     wait_for(lambda: not api_server.api.exists(f"{children}/child"), "the child's removal", 30)
 
 
+def test_a_killed_api_server_comes_back_with_its_objects(api_server: ApiServer) -> None:
+    namespace = api_server.create_namespace()
+
+    api_server.processes.stop("kube-apiserver")
+    with pytest.raises(ConnectionRefusedError):
+        api_server.api.get("/readyz")
+    api_server.processes.restart("kube-apiserver")
+
+    wait_for(lambda: api_server.api.get("/readyz") == "ok", "the API server's return")
+    assert api_server.api.exists(f"/api/v1/namespaces/{namespace}")
+
+
 def test_two_api_servers_run_side_by_side_and_leave_nothing(api_server: ApiServer) -> None:
     second = ApiServer()
     try:

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from kvoy_cluster.api_server import ApiServer
-from kvoy_cluster.cluster import Cluster, why_not
+from kvoy_cluster.cluster import Cluster, is_root
 from kvoy_cluster.images import PROBE_IMAGE
 from kvoy_cluster.waiting import wait_for
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.skipif(not is_root(), reason="nodes with containers need root"),
 ]
 
 # Starts a cluster with a pod on it, says where it is, and waits to be killed.
@@ -88,16 +88,20 @@ def links() -> set[str]:
     return set(os.listdir("/sys/class/net"))
 
 
-def test_a_stopped_cluster_leaves_nothing_and_another_one_is_not_disturbed(
+def test_a_cluster_grows_loses_a_node_stops_without_a_trace_and_disturbs_no_other(
     cluster: Cluster,
 ) -> None:
     links_before = links()
-    second = Cluster()
+    second = Cluster(["n1"])
     try:
+        second.add_node("n2")
         pids = [node.namespaces.pid for node in second.nodes.values()]
         second_traces = traces(second.folder, pids)
         assert len(second_traces.processes()) > 10
         assert second_traces.cgroups()
+        second.kill_node("n2")
+        wait_for(lambda: not is_ready(second, "n2"), "n2 to turn unready", 90)
+        assert is_ready(second, "n1")
     finally:
         second.stop()
 
@@ -122,6 +126,11 @@ def test_the_next_start_removes_what_a_killed_owner_left() -> None:
     assert not owned.folder.exists()
     assert owned.cgroups() == []
     assert owned.mounts() == []
+
+
+def is_ready(cluster: Cluster, node: str) -> bool:
+    conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 @contextmanager

@@ -14,35 +14,37 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvoy_cluster import dns, images
+from kvoy_cluster import dns, images, node_config
 from kvoy_cluster.components import LOOPBACK, Argv, Place
 from kvoy_cluster.control_plane import ControlPlane
 from kvoy_cluster.go_modules import COREDNS, ETCD, KUBE, LWS, PROBE, GoModule
 from kvoy_cluster.namespaces import Namespaces
 from kvoy_cluster.node import Node
-from kvoy_cluster.node_config import GPU_RESOURCE
 from kvoy_cluster.pki import ADMINS
 
 _FIRST_ADDRESS = "10.99.0.1"
 _NEEDED_PROGRAMS = ("containerd", "runc", "iptables", "conntrack", "ip", "unshare", "nsenter")
 
 
+def is_root() -> bool:
+    return os.geteuid() == 0
+
+
 def why_not() -> str | None:
     """What keeps this machine from running containers; None if nothing does."""
-    if os.geteuid() != 0:
+    if not is_root():
         return "nodes with containers need root"
-    missing = [program for program in _NEEDED_PROGRAMS if shutil.which(program) is None]
+    needed = [*_NEEDED_PROGRAMS, str(node_config.CNI_PROGRAMS / "ptp")]
+    missing = [program for program in needed if shutil.which(program) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (tools/system-packages.sh does it)"
-    if not Path("/usr/lib/cni/ptp").exists():
-        return "not installed: containernetworking-plugins (tools/system-packages.sh does it)"
     return None
 
 
 class Cluster(ControlPlane):
     modules: Sequence[GoModule] = (ETCD, KUBE, LWS, COREDNS, PROBE)
     vital: Sequence[str] = (*ControlPlane.vital, "coredns")
-    node_grace_s = 30
+    node_grace_s = 20
 
     def __init__(self, nodes: Sequence[str] = ("n1", "n2")) -> None:
         """Raises RuntimeError with the reason where containers cannot run."""
@@ -68,7 +70,7 @@ class Cluster(ControlPlane):
 
         def is_offered() -> bool:
             status = self.api.get(f"/api/v1/nodes/{node}")["status"]
-            return bool(status["allocatable"].get(GPU_RESOURCE) == str(count))
+            return bool(status["allocatable"].get(node_config.GPU_RESOURCE) == str(count))
 
         self._wait(is_offered, f"{count} GPUs on {node}")
 

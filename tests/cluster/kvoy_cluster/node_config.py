@@ -10,9 +10,9 @@ from kvoy_cluster.components import DNS_DOMAIN, DNS_SERVICE
 CONTAINERD_SOCKET = Path("/run/containerd/containerd.sock")
 """In the node's own mount namespace."""
 GPU_RESOURCE = "nvidia.com/gpu"
+CNI_PROGRAMS = Path("/usr/lib/cni")
+"""Where Debian has the network plugins."""
 POD_RANGES = "10.244.0.0/16"
-
-_CNI_PROGRAMS = "/usr/lib/cni"
 
 
 def containerd(folder: Path, pause_image: str) -> str:
@@ -27,7 +27,7 @@ state = "/run/containerd"
   sandbox_image = "{pause_image}"
   restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]
-  bin_dir = "{_CNI_PROGRAMS}"
+  bin_dir = "{CNI_PROGRAMS}"
   conf_dir = "{folder}/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"

@@ -57,6 +57,7 @@ class Scene:
         self.namespace = server.create_namespace()
         self.fleet_file = folder / "fleet.yaml"
         self.kubeconfig = folder / "kubeconfig"
+        self.token_file = folder / "token"
         self.http_port = free_port(offsets=(0, 1))
         """Of all engines here, each at an address of its own; telemetry is at the next one."""
         self._services: list[FleetService] = []
@@ -77,11 +78,21 @@ class Scene:
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kvoy-router"}
         binding = {"metadata": {"name": "router"}, "subjects": [subject], "roleRef": role}
         self.create("rolebindings", binding, rbac)
-        token = self.create("serviceaccounts/router/token", {"spec": {"expirationSeconds": 3600}})
+        self.token_file.write_text(self.make_token())
         config = json.loads(self.server.kubeconfig.read_text())
-        config["users"][0]["user"] = {"token": token["status"]["token"]}
+        config["users"][0]["user"] = {"tokenFile": str(self.token_file)}
         config["contexts"][0]["context"]["namespace"] = self.namespace
         self.kubeconfig.write_text(json.dumps(config))
+
+    def make_token(self, bound_to_secret: str = "") -> str:
+        """Of the router's account; one that is bound ends with its Secret."""
+        spec: dict[str, Any] = {"expirationSeconds": 3600}
+        if bound_to_secret:
+            uid = self.create("secrets", {"metadata": {"name": bound_to_secret}})["metadata"]["uid"]
+            names = {"apiVersion": "v1", "kind": "Secret", "name": bound_to_secret, "uid": uid}
+            spec["boundObjectRef"] = names
+        token: str = self.create("serviceaccounts/router/token", {"spec": spec})["status"]["token"]
+        return token
 
     def reach_api_at(self, port: int) -> None:
         config = json.loads(self.kubeconfig.read_text())
