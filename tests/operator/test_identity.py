@@ -9,6 +9,7 @@ import pytest
 
 from kvoy_contract.names import POOL_LABEL, PREFILL_POOL, SERVING_POOL
 from kvoy_operator import identity
+from kvoy_operator.manifests import render_support, render_workload
 from kvoy_operator.render_testing import (
     LONGEST_NAME,
     make_options,
@@ -156,8 +157,6 @@ def test_a_shared_router_and_a_service_of_one_name_have_pods_of_their_own() -> N
 def test_a_model_s_name_reaches_no_label_and_no_name_but_an_annotation_and_the_arguments(
     model: dict[str, Any],
 ) -> None:
-    from kvoy_operator.manifests import render_support, render_workload
-
     service = make_service({"model": model})
     workload = render_workload(service, SERVING_POOL, "bcdfg", make_options())
     template = workload["spec"]["template"]

@@ -12,7 +12,6 @@ import pytest
 
 from kvoy_operator.identity import Manifest
 from kvoy_operator.manifests import (
-    is_written_once,
     render_shared_router,
     render_support,
     render_workload,
@@ -135,17 +134,6 @@ def test_secrets_stand_in_secrets_alone(manifests: list[Manifest]) -> None:
     assert holders == {"qwen-internal"}
     assert not any(secret in json.dumps(manifest) for manifest in manifests)
     assert all(m["kind"] == "Secret" for m in manifests if m["metadata"]["name"] in holders)
-
-
-def test_only_what_serves_or_fetches_is_never_applied_again(manifests: list[Manifest]) -> None:
-    once = [manifest for manifest in manifests if is_written_once(manifest)]
-
-    assert {m["metadata"]["labels"]["kvoy.dev/component"] for m in once} <= {
-        "engine",
-        "model-cache",
-    }
-    assert {m["kind"] for m in once} <= {"Deployment", "LeaderWorkerSet", "Job"}
-    assert once
 
 
 def test_no_pod_reads_variables_of_services_as_its_settings(manifests: list[Manifest]) -> None:

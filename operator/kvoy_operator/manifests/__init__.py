@@ -10,12 +10,11 @@ Every object names its owner as controller, so that garbage collection takes it 
 from kvoy_operator.manifests.model_cache import is_model_cached
 from kvoy_operator.manifests.service import render_support
 from kvoy_operator.manifests.shared_router import is_behind, render_shared_router
-from kvoy_operator.manifests.workload import is_written_once, render_workload
+from kvoy_operator.manifests.workload import render_workload
 
 __all__ = [
     "is_behind",
     "is_model_cached",
-    "is_written_once",
     "render_shared_router",
     "render_support",
     "render_workload",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from kvoy_contract.names import COMPONENT_LABEL, ENGINE_COMPONENT
+from kvoy_contract.names import ENGINE_COMPONENT
 from kvoy_operator.identity import Manifest, child, child_labels, engine_selector, workload_name
 from kvoy_operator.manifests.engine import engine_template, model_annotations
 from kvoy_operator.options import RenderOptions
@@ -41,16 +41,6 @@ def render_workload(
     if topology_key is not None:
         workload["metadata"]["annotations"][EXCLUSIVE_TOPOLOGY_ANNOTATION] = topology_key
     return workload | {"spec": _group_spec(service, pool, revision, options)}
-
-
-def is_written_once(manifest: Manifest) -> bool:
-    """Whether the object is only ever created: a pool's workload, or a Job that fetches a model.
-
-    All other children are applied again whenever they differ from what is rendered.
-    """
-    component = manifest["metadata"]["labels"].get(COMPONENT_LABEL)
-    is_engines = manifest["kind"] == "Deployment" and component == ENGINE_COMPONENT
-    return is_engines or manifest["kind"] in ("LeaderWorkerSet", "Job")
 
 
 def _deployment_spec(
