@@ -53,7 +53,8 @@ def judge(
         limits.append((since_s + (grace_s if is_soon else progress_deadline_s), pod.name))
     newest_s = max((pod.created_s for pod in pods), default=0.0)
     for workload in workloads:
-        if workload_failure(workload):
+        # One that has made pods before is asked for more of them, since when is not known.
+        if workload_failure(workload) and (is_replacing_old or not pods):
             since_s = max(workload.created_s, newest_s)
             limits.append((since_s + progress_deadline_s, workload.name))
     room_limits = [
