@@ -30,7 +30,9 @@ _CONTAINER_FIELDS: Final = {
 }
 _LABELS: Final = ("app.kubernetes.io/name", MANAGED_BY_LABEL)
 _LABEL_DOMAINS: Final = (f"{API_GROUP}/", "leaderworkerset.sigs.k8s.io/")
-_ENV_PREFIXES: Final = ("KVOY_", "LWS_")
+_OUR_ENV: Final = "KVOY_"
+_GROUP_ENV: Final = "LWS_"
+"""Set by LeaderWorkerSet after us."""
 
 Map = Mapping[str, Any]
 
@@ -58,7 +60,7 @@ def _check_container(ours: Map, patched: Map, path: str) -> None:
     _check_fields(ours, patched, _CONTAINER_FIELDS, path)
     _check_kept(ours, patched, "ports", ("containerPort", "name", "protocol"), path)
     _check_kept(ours, patched, "volumeMounts", ("mountPath", "name", "subPath"), path)
-    for name in sorted(_env_names(ours) | _env_names(patched)):
+    for name in sorted(_env_names(ours, _OUR_ENV) | _env_names(patched, _GROUP_ENV)):
         if _element(ours.get("env"), name) != _element(patched.get("env"), name):
             raise InvalidSpec(f"{path}.env[{name}]", "the operator sets it; remove it")
     for kind in ("limits", "requests"):
@@ -101,6 +103,6 @@ def _element(elements: Iterable[Map] | None, name: str) -> Map | None:
     return next((element for element in elements or () if element.get("name") == name), None)
 
 
-def _env_names(container: Map) -> set[str]:
+def _env_names(container: Map, prefix: str) -> set[str]:
     names = {str(variable["name"]) for variable in container.get("env") or ()}
-    return {name for name in names if name.startswith(_ENV_PREFIXES)}
+    return {name for name in names if name.startswith(prefix)}

@@ -9,13 +9,14 @@ import pytest
 import yaml
 
 from kvoy_cluster.api_server import ApiServer
-from kvoy_operator.pod_patch import merge_pod_template
+from kvoy_operator.kinds import kind_of
+from kvoy_operator.manifests import render_support, render_workload
+from kvoy_operator.render_testing import make_options
 from kvoy_operator.resources import parse_router, parse_service
 
 Json = dict[str, Any]
 
 SAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "samples").glob("*.yaml"))
-ENGINE = {"spec": {"containers": [{"name": "engine", "image": "engine:1"}]}}
 PARSERS: dict[str, Any] = {"LLMService": parse_service, "LLMRouter": parse_router}
 
 
@@ -83,23 +84,30 @@ def test_a_sample_can_be_applied_again_by_the_server(api_server: ApiServer, samp
 
 
 @pytest.mark.slow
-def test_patches_in_samples_make_pods_that_the_api_server_takes(api_server: ApiServer) -> None:
-    patches = [
-        spec.engine.pod_template
-        for path in SAMPLES
-        for body in yaml.safe_load_all(path.read_text())
+def test_what_a_sample_becomes_is_accepted(api_server: ApiServer, sample: Path) -> None:
+    """Everything that the operator makes of it, but groups: this layer knows no LeaderWorkerSet."""
+    namespace = api_server.create_namespace()
+    services = [
+        parse_service(as_stored(body, namespace))
+        for body in yaml.safe_load_all(sample.read_text())
         if body["kind"] == "LLMService"
-        for spec in [parse_service(as_stored(body)).spec]
-        if spec.engine.pod_template
     ]
-    path = f"/api/v1/namespaces/{api_server.create_namespace()}/podtemplates"
+    options = make_options()
 
-    for patch in patches:
-        template = merge_pod_template(ENGINE, patch)
-        dry_run = f"{path}?dryRun=All&fieldValidation=Strict"
-        api_server.api.request("POST", dry_run, {"metadata": {"name": "a"}, "template": template})
+    manifests = [
+        manifest
+        for service in services
+        for manifest in (
+            *render_support(service, options),
+            *(render_workload(service, pool, "abc123", options) for pool in service.spec.pools),
+        )
+        if manifest["kind"] not in ("LeaderWorkerSet", "LLMRoleScaler")
+    ]
 
-    assert patches
+    for manifest in manifests:
+        path = kind_of(manifest["kind"]).path(namespace)
+        api_server.api.request("POST", f"{path}?dryRun=All&fieldValidation=Strict", manifest)
+    assert manifests
 
 
 def assert_stored_once(server: ApiServer, namespace: str) -> None:
@@ -110,6 +118,6 @@ def assert_stored_once(server: ApiServer, namespace: str) -> None:
     assert {service["metadata"]["generation"] for service in services} == {1}
 
 
-def as_stored(body: Json) -> Json:
-    metadata = {**body["metadata"], "namespace": "default", "uid": "u", "generation": 1}
+def as_stored(body: Json, namespace: str = "default") -> Json:
+    metadata = {**body["metadata"], "namespace": namespace, "uid": "u", "generation": 1}
     return {**body, "metadata": metadata}

@@ -13,6 +13,8 @@ import yaml
 from kvoy_cluster.api import ApiError
 from kvoy_cluster.api_server import ApiServer
 from kvoy_operator.errors import InvalidSpec
+from kvoy_operator.manifests.engine import engine_template
+from kvoy_operator.render_testing import make_options
 from kvoy_operator.resources import LLMService, parse_router, parse_scaler, parse_service
 from kvoy_operator.spec import LabelSelector
 
@@ -158,6 +160,23 @@ def test_a_wrong_field_is_named(field: str, message: str, fields: Json) -> None:
 
     assert refused.value.field == field
     assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"engine": {"kind": "sim", "maxModelLen": 10, "kvCacheFraction": 0.5}, "prefill": {}},
+        {"engine": {"kind": "sim"}, "nodes": 2, "gpus": 2},
+    ],
+)
+def test_what_the_operator_passes_to_an_engine_cannot_be_passed_again(fields: Json) -> None:
+    template = engine_template(service(**fields), "serving", "abc123", make_options())
+    arguments = template["spec"]["containers"][0]["args"]
+    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+
+    for flag in sorted({*flags} - {"--log-format"}):
+        with pytest.raises(InvalidSpec, match=r"^spec\.engine\.args: "):
+            service(engine={"args": [f"{flag}=1"]})
 
 
 def test_a_missing_spec_is_told() -> None:
