@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +32,11 @@ def platform(cluster: Cluster) -> Iterator[Platform]:
     assert model.is_dir(), f"no model at {model}: make model"
     platform.kubectl("create", "namespace", NAMESPACE)
     platform.apply(VOLUME.format(path=model.parent))
-    platform.apply(CLIENT_POD)
+    platform.kubectl(
+        *("create", "configmap", CLIENT, "-n", NAMESPACE),
+        f"--from-file={Path(__file__).parent / 'client.py'}",
+    )
+    platform.apply(CLIENT_POD.replace("{version}", version("kvoy")))
     platform.kubectl("wait", "-n", NAMESPACE, "--for=condition=Ready", f"pod/{CLIENT}")
     yield platform
     platform.kubectl("delete", "namespace", NAMESPACE, "--wait=false")

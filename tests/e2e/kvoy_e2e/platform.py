@@ -51,7 +51,12 @@ metadata: {name: client}
 spec:
   terminationGracePeriodSeconds: 1
   automountServiceAccountToken: false
-  containers: [{name: client, image: "localhost/kvoy/test-client:1"}]
+  containers:
+  - name: client
+    image: localhost/kvoy/test-client:{version}
+    args: [/client/client.py, wait]
+    volumeMounts: [{name: client, mountPath: /client}]
+  volumes: [{name: client, configMap: {name: client}}]
 """
 
 
@@ -159,7 +164,7 @@ class Platform:
         return [
             *(str(self.binaries.program("kubectl")), "--kubeconfig", str(self.cluster.kubeconfig)),
             *("exec", "-n", NAMESPACE, CLIENT, "--"),
-            *("/opt/client/bin/python", "/opt/client/client.py", *arguments),
+            *("/opt/client/bin/python", "/client/client.py", *arguments),
         ]
 
     def chat(self, url: str, model: str, *turns: str) -> dict[str, Any]:
@@ -180,7 +185,13 @@ class Platform:
 
 def archives() -> list[Path]:
     """The product's images and the client's, built where they are missing."""
-    names = ["operator", "router", "engine-sim", "engine-cpu", "test-client"]
+    names = [
+        "operator",
+        "router",
+        "engine-sim",
+        "engine-cpu",
+        "test-client=tests/e2e/client.Dockerfile",
+    ]
     done = subprocess.run(
         ["tools/images.sh", "archives", *names], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
