@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a router; returns the exit status."""
     config = read_settings(RouterConfig, "kvoy router", _DESCRIPTION, argv)
     logs.configure(config.log_level, config.log_format)
+    # Calls to the Kubernetes API are no events of a router.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     # Else each counter has a second series beside it that nobody queries.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     _raise_file_limit(config.max_connections)

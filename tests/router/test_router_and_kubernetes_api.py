@@ -90,6 +90,26 @@ async def test_a_connection_that_has_gone_silent_is_given_up(
     await cutter.close()
 
 
+async def test_a_token_that_has_ended_is_replaced_by_the_one_in_its_file(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_api, "_SILENCE_S", 0.5)  # the watch is made again that often
+    scene.token_file.write_text(scene.make_token(bound_to_secret="first"))
+    service = scene.add_service("qwen")
+    scene.deploy("qwen-s-r1", service, 2)
+    async with scene.router() as router:
+        first, second = (p["metadata"]["name"] for p in await scene.pods_of("qwen-s-r1", 2))
+        scene.give_address(first)
+        await eventually(lambda: names(router) == {first}, WAIT_S)
+
+        scene.server.api.request("DELETE", scene.path("secrets", "first"))
+        await eventually(lambda: router.sources.has_kubernetes is False, WAIT_S)
+        scene.give_address(second)
+        scene.token_file.write_text(scene.make_token())
+
+        await eventually(lambda: names(router) == {first, second}, WAIT_S)
+
+
 async def watch_to_the_end(api: kube_api.KubeApi, namespace: str, version: str) -> None:
     async with api.watching_pods(namespace, "a=b", version, 5) as events:
         async for _ in events:

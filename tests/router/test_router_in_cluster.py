@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
+import sys
 
 import httpx
 import pytest
@@ -15,6 +18,8 @@ from kvoy_router.testing import eventually
 from kvoy_scene.scene import MODEL, WAIT_S, Scene, StartEngine, ask, call, names, routable
 
 pytestmark = pytest.mark.slow
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def test_a_services_pods_serve_and_are_named(scene: Scene, start_engine: StartEngine) -> None:
@@ -190,6 +195,54 @@ async def test_a_router_in_a_cluster_is_ready_once_it_knows_what_there_is(
             assert (await ask(router)).status_code == 503
             assert (await ask(router, model="other")).status_code == 404
             assert (await call(router, "GET", "/metrics")).status_code == 404
+
+
+async def test_a_router_process_as_a_pod_runs_it(scene: Scene, start_engine: StartEngine) -> None:
+    service = scene.add_service("qwen")
+    scene.deploy("qwen-s-r1", service)
+    port, admin_port = free_port(), free_port()
+    flags = f"--host 0.0.0.0 --port {port} --admin-port {admin_port} --kubernetes"
+    flags += f" --fleet-file {scene.fleet_file} --policy kv-aware --drain-timeout-s 5"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kvoy_router", *flags.split(), "--log-format", "json",
+        env=os.environ | {"KUBECONFIG": str(scene.kubeconfig)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        engines = await scene.start_engines(start_engine, "qwen-s-r1", service, 1)
+        async with (
+            asyncio.timeout(WAIT_S),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+        ):
+            await until_served(client)
+        process.send_signal(signal.SIGTERM)
+        told, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+    lines = [json.loads(line) for line in told.decode().splitlines()]
+    assert process.returncode == 0
+    events = [line["event"] for line in lines if line["event"] != "request"]
+    assert sorted(events) == [
+        "engine added",
+        "fleet file read",
+        "router drains",
+        "router listens",
+        "telemetry in sync",
+    ]
+    assert {line["engine"] for line in lines if line["event"] == "engine added"} == set(engines)
+    assert service.secret.encode() not in told
+
+
+async def until_served(client: httpx.AsyncClient) -> None:
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200:
+                return
+        await asyncio.sleep(0.05)
 
 
 async def test_the_admin_port_says_unready_while_streams_drain(
