@@ -25,7 +25,7 @@ from kvoy_operator.manifests.engine_container import (
     engine_image,
     pull_policy,
 )
-from kvoy_operator.manifests.model_source import make_writable, model_source
+from kvoy_operator.manifests.model_source import ModelSource, make_writable, model_source
 from kvoy_operator.manifests.parts import (
     references,
     restricted_pod,
@@ -50,10 +50,32 @@ def engine_template(
     is_worker: bool = False,
 ) -> Manifest:
     """Raises InvalidSpec when a `podTemplate` of the spec is no patch of a pod."""
-    pool = service.spec.pools[pool_name]
-    source = model_source(service)
+    template: Manifest = {
+        "metadata": {
+            "labels": child_labels(service, ENGINE_COMPONENT, pool_name, revision),
+            "annotations": model_annotations(service),
+        },
+        "spec": {
+            **_pod_spec(service, pool_name, options, is_worker=is_worker),
+            **_placement(service, pool_name, revision),
+        },
+    }
+    for field, patch in engine_patches(service, pool_name):
+        template = merge_pod_template(template, patch, container=CONTAINER, field=field)
+    return _tolerate_devices(template, service.spec.pools[pool_name])
+
+
+def _pod_spec(
+    service: LLMService, pool_name: str, options: RenderOptions, *, is_worker: bool
+) -> Manifest:
+    pool, source = service.spec.pools[pool_name], model_source(service)
     grace_s = service.spec.rollout.drain_timeout.whole_seconds + PRE_STOP_S + _EXIT_MARGIN_S
-    spec: Manifest = {
+    optional = {
+        "initContainers": _preparation(service, pool, source, options),
+        "imagePullSecrets": references(service_pull_secrets(service, options)),
+        "resourceClaims": _claims(pool),
+    }
+    return {
         "automountServiceAccountToken": False,
         # Variables of a Service named kvoy would read as settings (KVOY_PORT).
         "enableServiceLinks": False,
@@ -61,22 +83,8 @@ def engine_template(
         "securityContext": restricted_pod(),
         "containers": [engine_container(service, pool_name, source, options, is_worker=is_worker)],
         "volumes": [*source.volumes, _shared_memory(pool), tmp_volume()],
+        **{name: value for name, value in optional.items() if value},
     }
-    if source.is_on_node:
-        image = engine_image(service, pool, options)
-        spec["initContainers"] = [make_writable(image, pull_policy(service, options))]
-    spec |= _placement(service, pool_name, revision) | _claims(pool)
-    pull_secrets = service_pull_secrets(service, options)
-    if pull_secrets:
-        spec["imagePullSecrets"] = references(pull_secrets)
-    metadata = {
-        "labels": child_labels(service, ENGINE_COMPONENT, pool_name, revision),
-        "annotations": model_annotations(service),
-    }
-    template: Manifest = {"metadata": metadata, "spec": spec}
-    for field, patch in engine_patches(service, pool_name):
-        template = merge_pod_template(template, patch, container=CONTAINER, field=field)
-    return _tolerate_devices(template, pool)
 
 
 def engine_patches(service: LLMService, pool_name: str) -> Iterator[tuple[str, Manifest]]:
@@ -112,14 +120,19 @@ def _placement(service: LLMService, pool_name: str, revision: str) -> Manifest:
     return {"topologySpreadConstraints": spread_softly(selector)}
 
 
-def _claims(pool: PoolSpec) -> Manifest:
-    if not pool.resource_claims:
-        return {}
-    claims = [
+def _preparation(
+    service: LLMService, pool: PoolSpec, source: ModelSource, options: RenderOptions
+) -> list[Manifest]:
+    if not source.is_on_node:
+        return []
+    return [make_writable(engine_image(service, pool, options), pull_policy(service, options))]
+
+
+def _claims(pool: PoolSpec) -> list[Manifest]:
+    return [
         claim.model_dump(by_alias=True, exclude_none=True, exclude={"request"})
         for claim in pool.resource_claims
     ]
-    return {"resourceClaims": claims}
 
 
 def _tolerate_devices(template: Manifest, pool: PoolSpec) -> Manifest:
