@@ -9,6 +9,7 @@ why something cannot be had.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvoy_engine.model_errors import ModelSourceError
+from kvoy_engine.model_errors import Cause, ModelSourceError
 
 SCHEME = "hf://"
 _REFERENCE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
@@ -95,27 +96,61 @@ def fetch(
     progress: Callable[[str], None],
     on_fraction: Callable[[float], None],
 ) -> HubSnapshot:
-    """Bring the needed files of that commit here, verified. Raises ModelSourceError.
+    """Bring the needed files of that commit into the hub's cache, verified.
 
-    In offline mode the files must be in the hub's cache already.
+    In offline mode they must be there already. Raises ModelSourceError.
     """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return cached(reference)
-    listed = _list_files(HubReference(reference.repo, commit))
-    names = needed_files(reference, listed, lambda: _read_index(reference, commit))
-    files = [file for file in listed if file.name in names]
-    size = sum(file.size for file in files)
-    progress(f"downloading {reference} ({size / 1e6:,.0f} MB in {len(files)} files)")
-    check_space(Path(constants.HF_HUB_CACHE), size)
-    folder = _download(reference, sorted(names), on_fraction)
+    files = _needed(reference, commit)
+    progress(_downloading(reference, files))
+    check_space(Path(constants.HF_HUB_CACHE), sum(file.size for file in files))
+    folder = _download(reference, files, on_fraction)
     if folder.name != commit:
         raise ModelSourceError(f"{reference} moved to another commit meanwhile; try again")
     progress(f"checking {len(files)} files of {reference}")
     for file in files:
         verify(folder / file.name, file)
-    return HubSnapshot(folder, commit, tuple(sorted(names)))
+    return HubSnapshot(folder, commit, tuple(sorted(file.name for file in files)))
+
+
+def fetch_into(
+    folder: Path,
+    reference: HubReference,
+    commit: str,
+    progress: Callable[[str], None],
+    on_fraction: Callable[[float], None],
+) -> None:
+    """Bring the needed files of that commit into `folder` itself, verified.
+
+    Whole files that an earlier call left there are kept. Raises ModelSourceError.
+    """
+    for broken in folder.rglob("*.incomplete"):
+        broken.unlink()  # the hub's library begins files of another process anew
+    pinned = HubReference(reference.repo, commit)
+    files = _needed(pinned, commit)
+    progress(_downloading(reference, files))
+    present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    check_space(folder, sum(file.size for file in files) - present)
+    _download(pinned, files, on_fraction, folder)
+    progress(f"checking {len(files)} files of {reference}")
+    for file in files:
+        verify(folder / file.name, file)
+    # What the hub's library notes there, to go on with.
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+
+
+def _needed(reference: HubReference, commit: str) -> list[HubFile]:
+    listed = _list_files(HubReference(reference.repo, commit))
+    names = needed_files(reference, listed, lambda: _read_index(reference, commit))
+    return [file for file in listed if file.name in names]
+
+
+def _downloading(reference: HubReference, files: list[HubFile]) -> str:
+    size = sum(file.size for file in files)
+    return f"downloading {reference} ({size / 1e6:,.0f} MB in {len(files)} files)"
 
 
 def cached(reference: HubReference) -> HubSnapshot:
@@ -155,16 +190,18 @@ def needed_files(
     names = {file.name for file in listed}
     for name in _REQUIRED:
         if name not in names:
-            raise ModelSourceError(f"{reference} has no {name}, which Kvoy needs")
+            raise ModelSourceError(f"{reference} has no {name}, which Kvoy needs", Cause.NOT_FOUND)
     chosen = {*_REQUIRED, *(names & set(_OPTIONAL))}
     if INDEX_FILE in names:
         shards = set(json.loads(read_index())["weight_map"].values())
         missing = sorted(shards - names)
         if missing:
-            raise ModelSourceError(f"{reference} lacks {missing[0]}, which its index names")
+            raise ModelSourceError(
+                f"{reference} lacks {missing[0]}, which its index names", Cause.NOT_FOUND
+            )
         return chosen | shards | {INDEX_FILE}
     if SINGLE_FILE not in names:
-        raise ModelSourceError(f"{reference} has no weights in safetensors format")
+        raise ModelSourceError(f"{reference} has no weights in safetensors format", Cause.NOT_FOUND)
     return chosen | {SINGLE_FILE}
 
 
@@ -183,7 +220,9 @@ def verify(path: Path, file: HubFile) -> None:
     if not is_right:
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        raise ModelSourceError(f"{file.name} came damaged from the hub (wrong checksum); try again")
+        raise ModelSourceError(
+            f"{file.name} came damaged from the hub (wrong checksum); try again", Cause.DAMAGED
+        )
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
@@ -195,7 +234,8 @@ def check_space(folder: Path, num_bytes: int) -> None:
     if free < num_bytes:
         raise ModelSourceError(
             f"not enough disk space under {folder}: {num_bytes / 1e6:,.0f} MB are needed, "
-            f"{free / 1e6:,.0f} MB are free"
+            f"{free / 1e6:,.0f} MB are free",
+            Cause.NO_SPACE,
         )
 
 
@@ -236,9 +276,11 @@ def _read_index(reference: HubReference, commit: str) -> str:
 # By the name that was asked for, not by its commit: then the hub's cache knows the name offline.
 def _download(
     reference: HubReference,
-    names: list[str],
+    files: list[HubFile],
     on_fraction: Callable[[float], None],
+    folder: Path | None = None,
 ) -> Path:
+    """Into the hub's cache, or into a folder of the caller's."""
     from huggingface_hub import snapshot_download
 
     path = _ask(
@@ -246,7 +288,8 @@ def _download(
         lambda: snapshot_download(
             reference.repo,
             revision=reference.revision,
-            allow_patterns=names,
+            allow_patterns=[file.name for file in files],
+            local_dir=folder,
             tqdm_class=_fraction_bar(on_fraction),
         ),
     )
@@ -292,31 +335,58 @@ def _ask(reference: HubReference, request: Callable[[], Any]) -> Any:
         return request()
     except errors.GatedRepoError as error:
         raise ModelSourceError(
-            f"{reference.repo} is gated: accept its terms on the hub, then set HF_TOKEN"
+            f"{reference.repo} is gated: accept its terms on the hub, then set HF_TOKEN",
+            Cause.NOT_ALLOWED,
         ) from error
     except errors.RepositoryNotFoundError as error:
+        # A hub does not tell strangers what it hides from them.
+        is_refused = _status(error) in (401, 403)
         raise ModelSourceError(
-            f"the hub has no {reference.repo}, or HF_TOKEN may not read it"
+            f"the hub has no {reference.repo}, or HF_TOKEN may not read it",
+            Cause.NOT_ALLOWED if is_refused else Cause.NOT_FOUND,
         ) from error
     except (errors.RevisionNotFoundError, errors.RevisionResolutionError) as error:
         raise ModelSourceError(
-            f"{reference.repo} has no revision {reference.revision!r}"
+            f"{reference.repo} has no revision {reference.revision!r}", Cause.NOT_FOUND
         ) from error
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else "no"
-        reason = "; HF_TOKEN is missing or wrong" if status in (401, 403) else ""
-        raise ModelSourceError(
-            f"the hub answered with status {status} for {reference.repo}{reason}"
-        ) from error
+        raise _refused(reference, _status(error)) from error
     except errors.LocalEntryNotFoundError as error:
         raise _unreachable(reference) from error
     except errors.HTTPError as error:
         raise _unreachable(reference) from error
     except OSError as error:
-        raise ModelSourceError(f"the download of {reference} broke off: {error}") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ModelSourceError(
+                f"the disk is full: {reference} does not fit", Cause.NO_SPACE
+            ) from error
+        raise ModelSourceError(
+            f"the download of {reference} broke off: {error}", Cause.UNREACHABLE
+        ) from error
+
+
+def _status(error: Any) -> int | None:
+    """Of the answer that an error of the hub's library carries."""
+    return None if error.response is None else int(error.response.status_code)
+
+
+def _refused(reference: HubReference, status: int | None) -> ModelSourceError:
+    cause, advice = Cause.OTHER, ""
+    if status in (401, 403):
+        cause, advice = Cause.NOT_ALLOWED, "; HF_TOKEN is missing or wrong"
+    elif status == 404:
+        cause = Cause.NOT_FOUND
+    elif status == 429:
+        cause, advice = Cause.RATE_LIMITED, " (too many requests); try again later"
+    elif status is None or status >= 500:
+        cause = Cause.UNREACHABLE
+    return ModelSourceError(
+        f"the hub answered with status {status or 'no'} for {reference.repo}{advice}", cause
+    )
 
 
 def _unreachable(reference: HubReference) -> ModelSourceError:
     return ModelSourceError(
-        f"cannot reach the hub for {reference}; HF_HUB_OFFLINE=1 uses what is already here"
+        f"cannot reach the hub for {reference}; HF_HUB_OFFLINE=1 uses what is already here",
+        Cause.UNREACHABLE,
     )

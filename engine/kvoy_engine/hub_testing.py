@@ -1,11 +1,13 @@
 """A stand-in for a Hugging Face hub on loopback: the few endpoints that a download uses.
 
-Serves repositories from memory, answers range requests, can cut a connection inside a file,
-ask for a token, or damage what it sends. Set `HF_ENDPOINT` to its `url`.
+Serves repositories from memory, answers range requests, can cut or hold a connection inside a file,
+ask for a token, refuse everything, lie about a size, or damage what it sends. Set `HF_ENDPOINT` to
+its `url`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -15,6 +17,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+_MAX_HOLD_S = 60
 LARGE_BYTES = 4096
 """Files from this size on count as large ones, which have a SHA-256."""
 
@@ -35,8 +38,15 @@ class Faults:
 
     cut_after: dict[str, int] = field(default_factory=dict)
     """File name to the bytes after which its next transfer breaks off; then it is forgotten."""
+    hold_after: dict[str, int] = field(default_factory=dict)
+    """File name to the bytes after which its next transfer waits for `release`."""
+    release: threading.Event = field(default_factory=threading.Event)
     damaged: set[str] = field(default_factory=set)
     """Files that arrive with a wrong byte."""
+    status: int | None = None
+    """Answered to every request."""
+    listed_sizes: dict[str, int] = field(default_factory=dict)
+    """Sizes in listings instead of the files' own."""
 
 
 class StandInHub:
@@ -105,6 +115,8 @@ def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:
             is_api = parts[:2] == ["api", "models"]
             name = "/".join(parts[2:4] if is_api else parts[:2])
             repository = hub.repositories.get(name)
+            if hub.faults.status is not None:
+                return self._refuse(hub.faults.status, "")
             if repository is None:
                 return self._refuse(404, "RepoNotFound")
             if repository.is_gated:
@@ -124,6 +136,8 @@ def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:
             if rest[:1] == ["tree"]:
                 return self._send_json([_tree_entry(*item) for item in repository.files.items()])
             siblings = [_sibling(*item) for item in repository.files.items()]
+            for entry in siblings:
+                entry["size"] = hub.faults.listed_sizes.get(str(entry["rfilename"]), entry["size"])
             return self._send_json(
                 {"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings}
             )
@@ -155,8 +169,17 @@ def _handler(hub: StandInHub) -> type[BaseHTTPRequestHandler]:
             return None
 
         def _send_bytes(self, name: str, data: bytes, start: int) -> None:
+            with contextlib.suppress(ConnectionError):  # the client may be killed meanwhile
+                self._write_bytes(name, data, start)
+
+        def _write_bytes(self, name: str, data: bytes, start: int) -> None:
             if name in hub.faults.damaged:
                 data = data[:-1] + bytes([data[-1] ^ 1])
+            if (held := hub.faults.hold_after.pop(name, None)) is not None:
+                self.wfile.write(data[start:held])
+                self.wfile.flush()
+                hub.faults.release.wait(_MAX_HOLD_S)
+                start = held
             cut = hub.faults.cut_after.pop(name, None)
             self.wfile.write(data[start : None if cut is None else start + cut])
             self.wfile.flush()

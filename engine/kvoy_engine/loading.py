@@ -90,7 +90,8 @@ def _resolve(config: EngineConfig, progress: Progress) -> Path | None:
     from kvoy_engine.model_errors import ModelSourceError
 
     try:
-        return model_store.resolve(config.model_ref, progress)
+        folder = None if config.download_dir is None else Path(config.download_dir).expanduser()
+        return model_store.resolve(config.model_ref, progress, download_dir=folder)
     except ModelSourceError as error:
         raise ModelLoadFailed(str(error)) from error
 

@@ -7,18 +7,19 @@ manifests; not where models come from. Used by `model_store`.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from kvoy_engine import shared_lock
 from kvoy_engine.model_errors import ModelSourceError
 
 MANIFEST = "kvoy-model.json"
+_PARTIAL_IDENTITY = ".kvoy-partial"
+"""In a folder that is being built, when the next build may go on with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +66,48 @@ def prepare(
     identity: str,
     build: Callable[[Path], None],
     progress: Callable[[str], None],
+    *,
+    is_resumable: bool = False,
 ) -> Path:
-    """`target` with this identity: as it is when whole, else built aside and renamed into place."""
+    """`target` with this identity: as it is when whole, else built aside and renamed into place.
+
+    What an interrupted resumable build left is given to the next one of the same identity; else it
+    is removed.
+    """
     if is_current(target, identity):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.with_name(f".{target.name}.lock"), target.name, progress):
+    lock_path = target.with_name(f".{target.name}.lock")
+    with shared_lock.hold(
+        lock_path, lambda owner: progress(f"waiting for {owner}, which prepares {target.name}")
+    ) as lock:
         if is_current(target, identity):
             return target
         partial = target.with_name(f".{target.name}.partial")
-        # Under the lock: whoever left it was interrupted.
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        if not (is_resumable and _partial_identity(partial) == identity):
+            # Under the lock: whoever left it was interrupted.
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+        if is_resumable:
+            (partial / _PARTIAL_IDENTITY).write_text(identity, encoding="utf-8")
         try:
             build(partial)
+            (partial / _PARTIAL_IDENTITY).unlink(missing_ok=True)
+            lock.check()
             _write_manifest(partial, source, identity)
             _replace_folder(partial, target)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            if not is_resumable:
+                shutil.rmtree(partial, ignore_errors=True)
             raise
     return target
+
+
+def _partial_identity(partial: Path) -> str | None:
+    try:
+        return (partial / _PARTIAL_IDENTITY).read_text(encoding="utf-8")
+    except OSError:
+        return None
 
 
 def is_current(target: Path, identity: str) -> bool:
@@ -118,15 +141,3 @@ def _replace_folder(new: Path, target: Path) -> None:
         target.rename(old)
     new.rename(target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock(path: Path, name: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock file; the kernel frees it when the process ends, however it ends."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(f"waiting for another process that prepares {name}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -19,13 +19,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvoy_engine import hub
+from kvoy_engine import hub, model_fetch
 from kvoy_engine.builtin_models import BUILTIN_MODELS, BuiltinModel, fetch_gguf
 from kvoy_engine.home import home
-from kvoy_engine.model_errors import ModelSourceError
+from kvoy_engine.model_errors import Cause, ModelSourceError
 from kvoy_engine.model_folder import (
     MANIFEST,
-    is_current,
     is_prepared,
     manifest_of,
     prepare,
@@ -78,17 +77,29 @@ def entry_name(reference: str) -> str | None:
     return default_name(reference).rpartition("/")[2]
 
 
-def resolve(reference: str, progress: Say, on_fraction: Fraction | None = None) -> Path:
+def resolve(
+    reference: str,
+    progress: Say,
+    on_fraction: Fraction | None = None,
+    download_dir: Path | None = None,
+) -> Path:
     """The model folder of a reference, fetched or converted first where it has to be.
 
-    Raises ModelSourceError when it cannot be had.
+    Models of a hub lie in `download_dir` if it is given. Raises ModelSourceError when the model
+    cannot be had.
     """
     report = on_fraction or _ignore_fraction
     try:
+        if download_dir is not None and reference.startswith(hub.SCHEME):
+            wanted = hub.parse_reference(reference)
+            target = model_fetch.folder_for(wanted, download_dir)
+            return model_fetch.fetch(wanted, target, progress, report)
         return _resolve(reference, progress, report)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ModelSourceError(f"no disk space is left under {home()}") from error
+            raise ModelSourceError(
+                f"no disk space is left for {reference}", Cause.NO_SPACE
+            ) from error
         raise ModelSourceError(f"cannot prepare {reference}: {error}") from error
 
 
@@ -237,11 +248,13 @@ def _from_hub(
     commit = hub.resolve_commit(reference)
     pinned = str(hub.HubReference(reference.repo, commit))
     entry = name or f"{reference.repo.replace('/', '--')}@{commit[:12]}"
-    if is_current(models_folder() / entry, pinned):
-        return models_folder() / entry
-    snapshot = hub.fetch(reference, commit, progress, on_fraction)
-    files = {file: snapshot.folder / file for file in snapshot.files}
-    return _link_folder(entry, str(reference), pinned, files, progress)
+
+    # Under the lock of the entry: of processes that share the cache one downloads.
+    def build(folder: Path) -> None:
+        snapshot = hub.fetch(reference, commit, progress, on_fraction)
+        _link_files({file: snapshot.folder / file for file in snapshot.files}, folder)
+
+    return prepare(models_folder() / entry, str(reference), pinned, build, progress)
 
 
 def _link_folder(
@@ -250,11 +263,15 @@ def _link_folder(
     """A prepared folder of links to files that live elsewhere (hub cache, a user's folder)."""
 
     def build(folder: Path) -> None:
-        for file, place in files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).symlink_to(place.resolve())
+        _link_files(files, folder)
 
     return prepare(models_folder() / name, source, identity, build, progress)
+
+
+def _link_files(files: dict[str, Path], folder: Path) -> None:
+    for file, place in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).symlink_to(place.resolve())
 
 
 def sha256_of(path: Path) -> str:

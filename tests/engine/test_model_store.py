@@ -109,7 +109,7 @@ def test_an_interrupted_preparation_leaves_nothing(home: Path) -> None:
         prepare(target, "s", "i", build, silent)
 
     assert not target.exists()
-    assert [path.name for path in target.parent.iterdir()] == [".x.lock"]
+    assert [path.name for path in target.parent.iterdir()] == [".x.lock.1"]
     assert [model.name for model in stored_models()] == ["smollm2-135m-instruct"]
 
 

@@ -23,10 +23,12 @@ COMMIT = "c0ffee" + "0" * 34
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 RESOLVE = """
 import sys
+from pathlib import Path
 from kvoy_engine.model_errors import ModelSourceError
 from kvoy_engine.model_store import resolve
 try:
-    print(resolve(sys.argv[1], lambda text: None))
+    folder = Path(sys.argv[2]) if sys.argv[2:] else None
+    print(resolve(sys.argv[1], lambda text: None, download_dir=folder))
 except ModelSourceError as error:
     sys.exit(f"refused: {error}")
 """
@@ -39,13 +41,15 @@ class Machine:
         self._folder = folder
         self._url = hub_url
 
-    def resolve(self, reference: str, **environment: str) -> tuple[Path | None, str]:
+    def resolve(
+        self, reference: str, *download_dir: str, **environment: str
+    ) -> tuple[Path | None, str]:
         """(folder, what was said in refusal)."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         own |= {"HF_ENDPOINT": self._url, "HF_HOME": str(self._folder / "hf")}
         own |= {"KVOY_HOME": str(self._folder / "kvoy"), "HF_HUB_DISABLE_TELEMETRY": "1"}
         done = subprocess.run(
-            [sys.executable, "-c", RESOLVE, reference],
+            [sys.executable, "-c", RESOLVE, reference, *download_dir],
             env=own | environment,
             capture_output=True,
             text=True,
@@ -208,3 +212,20 @@ def test_a_repository_that_lacks_a_needed_file_is_refused_by_its_name(
     _, refusal = machine.resolve("hf://org/tiny")
 
     assert name in refusal
+
+
+def test_a_download_folder_holds_the_files_themselves_and_is_asked_first(
+    machine: Machine, hub: StandInHub, tmp_path: Path
+) -> None:
+    shared = str(tmp_path / "shared")
+
+    first, refusal = machine.resolve("hf://org/tiny", shared)
+    hub.requests.clear()
+    second, _ = machine.resolve("hf://org/tiny", shared)
+
+    assert first == second == tmp_path / "shared" / "org--tiny@main", refusal
+    assert not any(path.is_symlink() for path in first.rglob("*"))
+    assert (first / SHARDS[1]).read_bytes() == b"\1" * 8192
+    assert hub.requests == []
+    cached = [path for path in (tmp_path / "hf").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in cached) < MEGABYTE, "no second copy"
