@@ -28,8 +28,6 @@ _EVENT_CONTROLLER = "kvoy.dev/operator"
 
 
 class Cluster:
-    """`on_put` and `on_gone` are the store's."""
-
     def __init__(
         self,
         api: Api,
@@ -37,7 +35,7 @@ class Cluster:
         on_gone: Callable[[Ref, str], object],
         instance: str,
     ) -> None:
-        """`instance` names this process in Events."""
+        """`on_put` and `on_gone` are the store's; `instance` names this process in Events."""
         self._api = api
         self._on_put = on_put
         self._on_gone = on_gone
@@ -137,8 +135,10 @@ class Cluster:
         )
 
     async def post_event(self, body: Body, *, type: str, reason: str, note: str) -> None:
-        """An Event on `body`; `type` is Normal or Warning. One that cannot be posted is dropped: the
-        status says it too."""
+        """An Event on `body`; `type` is Normal or Warning.
+
+        One that cannot be posted is dropped: the status says it too.
+        """
         metadata = body["metadata"]
         now = datetime.now(UTC)
         digest = hashlib.sha256(f"{metadata['uid']}{reason}{note}{now.timestamp()}".encode())

@@ -68,7 +68,9 @@ class Metrics:
     def observe_call(self, method: str, path: str, code: int) -> None:
         """Count one call to the API server; `api.Observer`."""
         verb = _VERBS.get(method, method.lower())
-        if code == 0 or code >= 400:
+        # Looking for what is not there yet is no error.
+        is_miss = method == "GET" and code == 404
+        if (code == 0 or code >= 400) and not is_miss:
             self.api_errors.labels(verb, str(code)).inc()
         if method != "GET":
             self.api_writes.labels(verb, _resource(path, method)).inc()

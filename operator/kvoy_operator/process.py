@@ -83,15 +83,14 @@ class Operator:
         runner = await serve(app, self._config.host, self._config.port)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._watches.run(), name="watches"),
-                    group.create_task(self._lead(), name="lead"),
-                ]
+                watches = group.create_task(self._watches.run(), name="watches")
+                lead = group.create_task(self._lead(), name="lead")
                 await stop.wait()
-                for task in tasks:
-                    task.cancel()
+                # The Lease first: another operator need not wait until the watches have ended.
+                lead.cancel()
+                await asyncio.wait([lead])
+                watches.cancel()
         finally:
-            await self._election.release()
             await self._api.close()
             await runner.cleanup()
 
@@ -99,9 +98,13 @@ class Operator:
         await self._watches.is_ready.wait()
         await self._election.acquire()
         self.metrics.leader.set(1)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._election.hold(), name="lease")
-            group.create_task(self._work(), name="work")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._election.hold(), name="lease")
+                group.create_task(self._work(), name="work")
+        finally:
+            self.metrics.leader.set(0)
+            await self._election.release()
 
     async def _work(self) -> None:
         config = self._config
@@ -110,7 +113,7 @@ class Operator:
         )
         await _until_answered(self._resync.run_once)
         options = config.render_options(secret)
-        cluster = Cluster(self._api, self._store.put, self._store.remove, self._identity)
+        cluster = Cluster(self._api, self._put_own, self._store.remove, self._identity)
         children = Children(cluster)
         service = ServiceStory(self._store, cluster, children, options, self.metrics)
         router = RouterStory(self._store, cluster, children, options)
@@ -147,6 +150,10 @@ class Operator:
 
     def _put(self, record: Record) -> None:
         self._add(self._store.put(record))
+
+    def _put_own(self, record: Record) -> None:
+        """Take in what a reconcile has written: it concerns others, not the reconcile itself."""
+        self._add(self._store.put(record) - set(record.keys))
 
     def _gone(self, ref: Ref, uid: str) -> None:
         self._add(self._store.remove(ref, uid))

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
+from kvoy_operated.virtual_time import run_virtually
 from kvoy_operator.work_queue import Backoff, RetryLater, WorkQueue
 
 _LONG_S = 10_000.0
-
-
-class _JumpingSelector(selectors.SelectSelector):
-    """Instead of waiting, moves the loop's clock on."""
-
-    now_s = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout:
-            self.now_s += timeout
-        return ready
-
-
-class _VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now_s
-
-
-def run_virtually(main: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
-        runner.run(main)
 
 
 class _Work:

@@ -72,7 +72,7 @@ class Site:
         body: dict[str, Any] = self.server.api.get(kind_of(kind).path(self.namespace, name))
         return body
 
-    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+    def all(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
         query = f"?labelSelector={selector}" if selector else ""
         items: list[dict[str, Any]] = self.server.api.get(
             f"{kind_of(kind).path(self.namespace)}{query}"
@@ -109,7 +109,9 @@ class Site:
             fits = found.get("status") == status and reason in (None, found.get("reason"))
             return found if is_current and fits else None
 
-        return self._wait(check, f"{kind} {name}: {condition}={status} {reason or ''}")
+        what = f"{kind} {name}: {condition}={status} {reason or ''}"
+        found: dict[str, Any] = self._wait(check, what)
+        return found
 
     def wait_until(self, check: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         return self._wait(check, what, timeout_s)
