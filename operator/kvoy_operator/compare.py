@@ -71,12 +71,6 @@ def stamped(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": metadata}
 
 
-def digest_of(manifest: Manifest) -> str:
-    """Of a stamped manifest."""
-    digest: str = manifest["metadata"]["annotations"][DIGEST_ANNOTATION]
-    return digest
-
-
 def is_applied(desired: Body, live: Body) -> bool:
     """Whether every field of `desired` is in `live`."""
     if desired.get("kind") == "Secret" and "stringData" in desired:

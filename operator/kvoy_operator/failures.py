@@ -213,7 +213,9 @@ def _of_container(pod: PodView, container: ContainerView) -> tuple[FailureReason
         text = container.waiting_message or container.waiting_reason
         kinds = (reason for pattern, reason in _MISSING if pattern.search(text))
         return next(kinds, FailureReason.CONTAINER_CONFIG), text
-    if container.waiting_reason == "CrashLoopBackOff" or container.exit_code:
+    # The last exit code stays for good; once the container has started again, it is history.
+    has_ended = bool(container.exit_code) and not container.is_started
+    if container.waiting_reason == "CrashLoopBackOff" or has_ended:
         return _of_exit(pod, container)
     return None
 

@@ -154,9 +154,10 @@ def plan_rollout(given: RolloutInput) -> RolloutStep:
         # The trial's success must be in the status before the step that uses up its evidence.
         return _step(here, phase, _as_it_is(here), ANNOUNCE_S)
     counts = _counts(here, _pace(here, phase))
-    if phase in (Phase.ROLLING_OUT, Phase.REPLACING) and _begins_outage(here, counts):
+    dark = _without_engines(here, counts)
+    if dark and phase in (Phase.ROLLING_OUT, Phase.REPLACING):
         if not here.was_reported(Phase.OUTAGE_AHEAD, Phase.REPLACING):
-            return _step(here, Phase.OUTAGE_AHEAD, _as_it_is(here), ANNOUNCE_S)
+            return _step(here, Phase.OUTAGE_AHEAD, _as_it_is(here), ANNOUNCE_S, dark)
         phase = Phase.REPLACING
     return _step(here, phase, counts, here.health.recheck_after_s)
 
@@ -289,17 +290,16 @@ def _num_new(here: _Situation, pool: Pool, pace: _Pace, num_old: int) -> int:
     return min(pool.desired, max(room, begun, due))
 
 
-def _begins_outage(here: _Situation, counts: Mapping[PoolRevision, int]) -> bool:
-    """Whether some pool that serves now would have no ready replica after the step."""
+def _without_engines(here: _Situation, counts: Mapping[PoolRevision, int]) -> tuple[str, ...]:
+    """Pools that serve now and would have no ready replica after the step."""
+    dark = []
     for pool in here.pools:
-        if not pool.desired:
-            continue
         rows = (pool.new, *pool.olds)
         before = sum(row.num_ready for row in rows)
         after = sum(row.ready_after(counts[row.key]) for row in rows)
-        if before and not after:
-            return True
-    return False
+        if pool.desired and before and not after:
+            dark.append(pool.name)
+    return tuple(dark)
 
 
 def _as_it_is(here: _Situation) -> dict[PoolRevision, int]:
@@ -311,7 +311,9 @@ def _step(
     phase: Phase,
     counts: Mapping[PoolRevision, int],
     requeue_after_s: float | None,
+    dark: tuple[str, ...] = (),
 ) -> RolloutStep:
+    """`dark` are the pools that the status announces to be without engines."""
     given = here.given
     present = {PoolRevision(each.pool, each.revision) for each in given.workloads}
     delete = tuple(key for key in sorted(counts) if _is_deletable(here, key, counts[key]))
@@ -327,9 +329,8 @@ def _step(
         if (key in present and key not in deleting) or key in create
     }
     current = given.wanted if phase is Phase.SETTLED else given.reported.current or here.keeper
-    return RolloutStep(
-        replicas, create, delete, phase, _message(here, phase), current, requeue_after_s
-    )
+    message = _outage(given.wanted, dark) if dark else _message(here, phase)
+    return RolloutStep(replicas, create, delete, phase, message, current, requeue_after_s)
 
 
 def _is_deletable(here: _Situation, key: PoolRevision, count: int) -> bool:
@@ -360,11 +361,6 @@ def _message(here: _Situation, phase: Phase) -> str:
             return f"Revision {wanted} waits until its model is in the cache."
         case Phase.STOPPED:
             return f"Revision {wanted} makes no progress ({ready} ready){_stopped_by(here)}"
-        case Phase.OUTAGE_AHEAD:
-            return (
-                f"Revision {wanted} can only replace what serves now: the service will have no "
-                f"ready engine until the new one has loaded."
-            )
         case Phase.ROLLING_OUT if here.health.has_no_room:
             return (
                 f"Revision {wanted} ({ready} ready) finds no room for one engine more, and the "
@@ -375,6 +371,14 @@ def _message(here: _Situation, phase: Phase) -> str:
             return f"Revision {wanted} replaces engines in their place: {ready} ready."
         case _:
             return f"Revision {wanted}: {ready} ready."
+
+
+def _outage(wanted: str, dark: tuple[str, ...]) -> str:
+    pools = " and ".join(dark)
+    return (
+        f"Revision {wanted} can only replace what serves now: {pools} will have no ready engine "
+        f"until the new one has loaded."
+    )
 
 
 def _stopped_by(here: _Situation) -> str:

@@ -212,6 +212,7 @@ def test_a_long_message_is_cut() -> None:
         _waiting("ContainerCreating"),
         replace(POD, phase="Succeeded"),
         replace(POD, phase="Running", containers=(replace(ENGINE, exit_code=0),)),
+        replace(POD, phase="Running", containers=(replace(ENGINE, exit_code=1, is_started=True),)),
     ],
 )
 def test_a_pod_that_serves_or_is_on_its_way_is_no_failure(pod: PodView) -> None:
