@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvoy_cli.model import FetchConfig
 from kvoy_contract.names import PREFILL_POOL, SERVING_POOL
 from kvoy_contract.settings import read_settings
 from kvoy_engine.config import EngineConfig
@@ -90,3 +91,17 @@ def test_a_router_reads_its_command() -> None:
     assert config.policy == "least-load"
     assert config.fleet_file == "/etc/kvoy/fleet/fleet.yaml"
     assert config.drain_timeout_s == 600
+
+
+def test_a_fetch_job_is_told_what_to_bring_and_where() -> None:
+    service = make_service({"model": {"uri": f"{_HUB}@v1", "cache": {"pvc": {"size": "9Gi"}}}})
+    (job,) = [
+        manifest
+        for manifest in render_support(service, make_options())
+        if manifest["kind"] == "Job"
+    ]
+
+    config = read_settings(FetchConfig, "kvoy model fetch", "", _container(job)["args"])
+
+    assert (config.uri, config.revision) == (f"{_HUB}@v1", None)
+    assert config.to.startswith("/models/Qwen-Qwen3-0.6B-v1-")
