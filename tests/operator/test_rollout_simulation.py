@@ -358,7 +358,7 @@ def _edit_at_random(seed: int) -> None:
 
 
 def test_random_edits_restarts_and_lost_writes_never_take_promised_capacity() -> None:
-    for seed in range(30):
+    for seed in range(12):
         _edit_at_random(seed)
 
 
@@ -369,6 +369,7 @@ def test_thousands_of_random_rollouts_never_take_promised_capacity(block: int) -
         _edit_at_random(seed)
 
 
+@pytest.mark.slow
 def test_scaling_works_in_both_directions_in_the_middle_of_rollouts() -> None:
     for seed in range(40):
         operator, watch = _random_world(seed)
@@ -387,6 +388,7 @@ def test_scaling_works_in_both_directions_in_the_middle_of_rollouts() -> None:
             assert operator.cluster.num_ready(pool) == desired, seed
 
 
+@pytest.mark.slow
 def test_rollouts_end_although_pods_are_killed_meanwhile() -> None:
     for seed in range(40):
         operator, watch = _random_world(seed)
@@ -405,6 +407,7 @@ def test_rollouts_end_although_pods_are_killed_meanwhile() -> None:
             assert operator.cluster.num_ready_of(pool, "b") == desired, seed
 
 
+@pytest.mark.slow
 def test_a_bad_revision_stops_while_the_old_serves_in_full_and_editing_back_cleans_up() -> None:
     for seed in range(20):
         operator, watch = _random_world(seed)
@@ -423,6 +426,7 @@ def test_a_bad_revision_stops_while_the_old_serves_in_full_and_editing_back_clea
         _settle(operator, watch)
 
 
+@pytest.mark.slow
 def test_a_third_revision_gets_past_a_bad_second_one() -> None:
     for seed in range(20):
         operator, watch = _random_world(seed)
@@ -438,6 +442,7 @@ def test_a_third_revision_gets_past_a_bad_second_one() -> None:
             assert operator.cluster.num_ready_of(pool, "c") == desired, seed
 
 
+@pytest.mark.slow
 def test_a_revision_that_heals_goes_on_by_itself_where_its_trial_was_kept() -> None:
     for seed in range(20):
         operator, watch = _random_world(seed)
@@ -454,6 +459,7 @@ def test_a_revision_that_heals_goes_on_by_itself_where_its_trial_was_kept() -> N
         _settle(operator, watch)
 
 
+@pytest.mark.slow
 def test_a_prefill_pool_can_be_added_and_taken_out() -> None:
     for seed in range(40):
         operator, watch = _random_world(seed)
@@ -480,6 +486,7 @@ def _pair_capacity(operator: Operator) -> float:
     )
 
 
+@pytest.mark.slow
 def test_both_pools_move_in_proportion_so_that_pairs_stay_whole() -> None:
     for seed in range(40):
         operator, watch = _random_world(seed)
