@@ -13,7 +13,14 @@ RUNNER ?= torch
 TORCH_INDEX ?=
 # Options of `kvoy up`, `kvoy bench` or pytest, whichever the target runs.
 ARGS ?=
-export TORCH_INDEX
+# What container images stand on, and what they are called; tools/images.sh has the defaults.
+BASE_IMAGE ?=
+IMAGE_REGISTRY ?=
+IMAGE_TAG ?=
+only ?=
+# Where images-load brings them.
+TO ?= kind
+export TORCH_INDEX BASE_IMAGE IMAGE_REGISTRY IMAGE_TAG
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +33,7 @@ endif
 EXTRAS_torch := engine,router,cli
 EXTRAS_sim := sim,router,cli
 
-.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs system-packages gpu-smoke bench clean
+.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs images images-load kind chart system-packages gpu-smoke bench clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
@@ -80,6 +87,18 @@ cluster-down: $(STAMPS)/dev ## stop it
 
 cluster-programs: $(STAMPS)/dev
 	@$(CLUSTER) build
+
+images: ## build the container images; only=router for one, BASE_IMAGE, TORCH_INDEX, IMAGE_REGISTRY, IMAGE_TAG
+	@tools/images.sh build $(only)
+
+images-load: ## bring them to a cluster: TO=kind, or TO=containerd for this machine
+	@tools/images.sh load $(TO) $(only)
+
+kind: ## Kubernetes in Docker, by kind
+	kind create cluster --config deploy/kind/cluster.yaml
+
+chart: crds monitoring ## bring the chart up to date with what it packs
+	cp crds/*.yaml charts/kvoy/definitions/
 
 system-packages:
 	@tools/system-packages.sh

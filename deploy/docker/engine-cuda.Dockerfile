@@ -42,8 +42,8 @@ LABEL org.opencontainers.image.title="kvoy-engine-cuda" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/kvoy/bin:$PATH
-# What a container runtime with NVIDIA's toolkit shows to the container.
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# What NVIDIA's container runtime gives; which devices, the device plugin says.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 WORKDIR /home/kvoy
 STOPSIGNAL SIGTERM
