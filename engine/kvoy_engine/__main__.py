@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
+    # Until the event loop takes over: as process 1 of a container it would get no signal at all.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     take_group_variables(os.environ)
     folders = home.provide_folders(os.environ)
     try:

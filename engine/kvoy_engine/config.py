@@ -111,7 +111,8 @@ class EngineConfig:
     kernels: str = setting(
         "auto",
         choices=("auto", "torch", "native"),
-        help="CPU kernels: auto measures and takes the faster",
+        help="CPU kernels: auto measures and takes the faster; compiled by the first start on a "
+        "machine, or ahead, for images, by `python -m kvoy_engine.kernels`",
     )
     num_threads: int | None = setting(
         None,
