@@ -14,6 +14,7 @@ import httpx2
 import msgspec
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+from lightkube.core.exceptions import ConfigError
 
 from kvoy_operator.api_errors import ApiRefusal, ApiUnreachable
 
@@ -36,7 +37,8 @@ def load_kubeconfig(path: str | None) -> SingleConfig:
     """
     config = KubeConfig.from_file(path) if path else KubeConfig.from_env()
     chosen = config.get()
-    assert chosen is not None  # `get` raises when nothing is chosen
+    if chosen is None or chosen.user is None:
+        raise ConfigError("the kubeconfig's context names no user")
     return chosen
 
 

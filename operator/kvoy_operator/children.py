@@ -6,6 +6,7 @@ returned, so that the rest is still applied; what may pass is raised.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ _PRUNED = frozenset(
     }
 )
 """Deleted when they are no longer rendered. A claim holds data and stays until its owner goes."""
+
+
+_FIRST = frozenset({"PersistentVolumeClaim", "RoleBinding", "Secret", "ServiceAccount"})
+"""What pods need from their first second on."""
 
 
 class Ownership(Enum):
@@ -116,20 +121,31 @@ class Children:
 
         Raises ApiFailure for what may pass.
         """
-        refusals: list[Refusal] = []
-        names: set[ChildKey] = set(kept)
-        is_waiting = False
-        for manifest in map(stamped, wanted):
-            key = ChildKey(manifest["kind"], manifest["metadata"]["name"])
-            names.add(key)
-            found = await self._try_one(owner, manifest, observed.children.get(key))
-            if isinstance(found, Refusal):
-                refusals.append(found)
-            is_waiting |= found is Ownership.DYING
+        manifests = [stamped(manifest) for manifest in wanted]
+        found: list[Refusal | Ownership] = []
+        for is_first in (True, False):
+            wave = [each for each in manifests if (each["kind"] in _FIRST) is is_first]
+            found += await self._settle_wave(owner, wave, observed)
+        names = {_key(manifest) for manifest in manifests} | set(kept)
         for key, live in observed.children.items():
             if key not in names and _is_prunable(key, live, owner):
                 await self.delete(live)
-        return Outcome(tuple(refusals), _RECHECK_S if is_waiting else None)
+        refusals = tuple(each for each in found if isinstance(each, Refusal))
+        return Outcome(refusals, _RECHECK_S if Ownership.DYING in found else None)
+
+    async def _settle_wave(
+        self, owner: Body, manifests: Iterable[Manifest], observed: Observed
+    ) -> list[Refusal | Ownership]:
+        """All at the same time: each is mostly a wait for the server. One that fails holds up none
+        of the others; then the first failure is raised."""
+        tries = [
+            self._try_one(owner, each, observed.children.get(_key(each))) for each in manifests
+        ]
+        results = await asyncio.gather(*tries, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
 
     async def find(self, owner: Body, manifest: Body) -> Body | None:
         """A live object of the wanted name that no watch has shown: a stranger's, or ours so new
@@ -209,6 +225,10 @@ def has_metadata(manifest: Body, live: Body) -> bool:
     wanted: Mapping[str, Any] = manifest["metadata"]["labels"]
     labels = live["metadata"].get("labels") or {}
     return all(labels.get(name) == value for name, value in wanted.items())
+
+
+def _key(manifest: Manifest) -> ChildKey:
+    return ChildKey(manifest["kind"], manifest["metadata"]["name"])
 
 
 def _controller(live: Body) -> Mapping[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx2
@@ -10,20 +11,23 @@ import kopf
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
 
+from kvoy_operator.watch_health import WatchHealth
 
-async def kopf_session(config: SingleConfig, trace: aiohttp.TraceConfig) -> kopf.AiohttpSession:
-    """A session with fresh credentials; kopf asks for another one after a 401.
 
-    That is how a rotated token gets into watches: it is read from its file again.
+async def kopf_session(config: SingleConfig, health: WatchHealth) -> kopf.AiohttpSession:
+    """A session with fresh credentials, whose answers count as signs of life.
+
+    kopf asks for another one after a 401. That is how a rotated token gets into
+    watches: it is read from its file again.
     """
-    assert config.user is not None  # lightkube gives every context a user
+    assert config.user is not None  # `load_kubeconfig` refuses others
     tls = await asyncio.to_thread(
         client_adapter.verify_cluster, config.cluster, config.user, config.abs_file
     )
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=tls),
         headers=await _authorization(config),
-        trace_configs=[trace],
+        trace_configs=[health.trace(urlsplit(config.cluster.server).path.rstrip("/"))],
     )
     return kopf.AiohttpSession(
         server=config.cluster.server,

@@ -69,8 +69,8 @@ class Watch:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        for kind in self._kinds:
-            self._health.expect(kind)
+        for kind, namespace in self._places():
+            self._health.expect(kind, namespace)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -80,8 +80,12 @@ class Watch:
             with contextlib.suppress(RuntimeError):  # its loop has ended already
                 self._kopf_loop.call_soon_threadsafe(self._stop.set)
         await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
-        for kind in self._kinds:
-            self._health.dismiss(kind)
+        for kind, namespace in self._places():
+            self._health.dismiss(kind, namespace)
+
+    def _places(self) -> list[tuple[Kind, str | None]]:
+        namespaces: Sequence[str | None] = self._namespaces or (None,)
+        return [(kind, namespace) for kind in self._kinds for namespace in namespaces]
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -107,7 +111,7 @@ class Watch:
         registry = kopf.OperatorRegistry()
 
         async def login(**_: Any) -> kopf.AiohttpSession:
-            return await kopf_session(self._config, self._health.trace())
+            return await kopf_session(self._config, self._health)
 
         kopf.on.login(registry=registry)(login)
         for kind in self._kinds:
@@ -116,7 +120,7 @@ class Watch:
 
     def _handler(self, kind: Kind) -> Callable[..., Any]:
         async def handle(event: Any, **_: Any) -> None:
-            self._health.saw_event(kind)
+            self._health.saw_event(kind, event["object"]["metadata"]["namespace"])
             self._pass_on(kind, event["type"], event["object"])
 
         handle.__name__ = kind.plural

@@ -165,9 +165,12 @@ class Operator:
 
 
 async def _until_answered(call: Callable[[], Awaitable[T]]) -> T:
+    reported = ""
     while True:
         try:
             return await call()
         except ApiFailure as error:
-            log.warning("waits for the API server", extra={"error": str(error)})
+            if str(error) != reported:
+                reported = str(error)
+                log.warning("waits for the API server", extra={"error": reported})
             await asyncio.sleep(_RETRY_S)

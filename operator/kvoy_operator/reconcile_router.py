@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from kvoy_contract.fleet import DEFAULT_WEIGHT
+from kvoy_operator import conditions
 from kvoy_operator.acceptance import Refusal, invalid
 from kvoy_operator.children import Children, Outcome
 from kvoy_operator.cluster import Cluster
@@ -44,7 +46,11 @@ class RouterStory:
         body = self._store.custom(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             raise Gone
-        router = parse_router(body)
+        try:
+            router = parse_router(body)
+        except InvalidSpec as error:
+            await self._reporter.report(body, self._refused(body, invalid(error)))
+            return None
         services = self._services_behind(router)
         try:
             outcome = await self._settle(key, body, router, services)
@@ -80,6 +86,20 @@ class RouterStory:
             self._clock(),
         )
         await self._reporter.report(body, status)
+
+    def _refused(self, body: Body, refusal: Refusal) -> dict[str, Any]:
+        """The spec cannot be read: what the status said last stays, and what runs."""
+        previous, generation = body.get("status") or {}, body["metadata"]["generation"]
+        told = previous.get("conditions") or ()
+        (verdict,) = conditions.as_status(
+            [conditions.accepted(refusal.reason, refusal.message)], told, generation, self._clock()
+        )
+        others = [each for each in told if each["type"] != conditions.ACCEPTED]
+        return {
+            **previous,
+            "observedGeneration": generation,
+            "conditions": [verdict, *others],
+        }
 
     def _services_behind(self, router: LLMRouter) -> list[LLMService]:
         """Those that can be read: a service with a broken spec says so itself."""

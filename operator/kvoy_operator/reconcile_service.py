@@ -12,31 +12,24 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvoy_operator.acceptance import Refusal, invalid, name_clash, refusal_of
-from kvoy_operator.api_errors import ApiRefusal
+from kvoy_operator.acceptance import Refusal, invalid, refusal_of
 from kvoy_operator.children import (
     Children,
     Outcome,
     Ownership,
-    adopt,
-    has_metadata,
     ownership,
-    refusal_by,
 )
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.conditions import RouterState
 from kvoy_operator.errors import InvalidSpec
-from kvoy_operator.identity import Manifest, prefill_scaler_name
+from kvoy_operator.identity import prefill_scaler_name
 from kvoy_operator.kinds import (
-    DEPLOYMENT,
-    LEADER_WORKER_SET,
     LLM_ROLE_SCALER,
     LLM_ROUTER,
-    kind_of,
 )
-from kvoy_operator.manifests import is_model_cached, render_support, render_workload
+from kvoy_operator.manifests import is_model_cached, render_support
 from kvoy_operator.metrics import Metrics
-from kvoy_operator.observed import Body, ChildKey, Observed, WorkloadView
+from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.options import RenderOptions
 from kvoy_operator.reconcile import Gone
 from kvoy_operator.record import Key, Ref
@@ -50,7 +43,6 @@ from kvoy_operator.rollout import (
     Strategy,
     plan_rollout,
 )
-from kvoy_operator.rollout_state import PoolRevision
 from kvoy_operator.router_state import own_router, shared_router
 from kvoy_operator.scaling import PoolCount, pool_counts
 from kvoy_operator.status import (
@@ -62,6 +54,7 @@ from kvoy_operator.status import (
     service_status,
 )
 from kvoy_operator.store import Store
+from kvoy_operator.workloads import Workloads
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +85,7 @@ class ServiceStory:
         self._store = store
         self._cluster = cluster
         self._children = children
+        self._workloads = Workloads(cluster, children, options)
         self._options = options
         self._metrics = metrics
         self._reporter = Reporter(cluster)
@@ -137,11 +131,11 @@ class ServiceStory:
         outcome = await self._settle_surroundings(key, body, service)
         if outcome.refusals:
             return self._stopped(key, body, service, outcome.refusals[0])
-        await self._take_over(key, body, service)
+        await self._workloads.take_over(body, service, self._store.observed(key))
         observed, counts = self._observe(key, body), self._counts(key, service)
         await self._seed_scaler(key, counts)
         step = plan_rollout(self._rollout_input(service, counts, observed))
-        refusal = await self._take(body, service, step, observed)
+        refusal = await self._workloads.take(body, service, step, observed)
         if refusal is not None:
             return self._stopped(key, body, service, refusal)
         observed = self._observe(key, body)
@@ -162,78 +156,6 @@ class ServiceStory:
         kept = [ChildKey(each.kind, each.name) for each in observed.workloads]
         wanted = render_support(service, self._options)
         return await self._children.settle(body, wanted, observed, kept)
-
-    async def _take_over(self, key: Key, body: Body, service: LLMService) -> None:
-        """Make workloads ours again that lost their owner, and give them the service's labels;
-        their templates stay as they were written."""
-        observed = self._store.observed(key)
-        for view in observed.workloads:
-            live = observed.children[ChildKey(view.kind, view.name)]
-            whose = ownership(live, body)
-            if view.pool not in service.spec.pools or view.is_deleting:
-                continue
-            if whose not in (Ownership.OURS, Ownership.ORPHAN):
-                continue
-            manifest = render_workload(service, view.pool, view.revision, self._options)
-            if whose is Ownership.ORPHAN or not has_metadata(manifest, live):
-                await adopt(self._cluster, manifest, live)
-
-    async def _take(
-        self, body: Body, service: LLMService, step: RolloutStep, observed: Observed
-    ) -> Refusal | None:
-        """Write what the step says: all of it, unless the server refuses a new workload."""
-        manifests = {key: self._workload(service, key, step) for key in step.create}
-        for manifest in manifests.values():
-            refusal = await self._check_new(body, manifest)
-            if refusal is not None:
-                return refusal
-        present = {PoolRevision(each.pool, each.revision): each for each in observed.workloads}
-        grown = []
-        for key, count in step.replicas.items():
-            if key in present and count < present[key].replicas:
-                await self._scale(service, present[key], count)
-            elif key in present and count > present[key].replicas:
-                grown.append((present[key], count))
-        for manifest in manifests.values():
-            await self._cluster.apply(manifest)
-        for view, count in grown:
-            await self._scale(service, view, count)
-        for key in step.delete:
-            view = present[key]
-            await self._cluster.delete(kind_of(view.kind), service.namespace, view.name, view.uid)
-        return None
-
-    def _workload(self, service: LLMService, key: PoolRevision, step: RolloutStep) -> Manifest:
-        manifest = render_workload(service, key.pool, key.revision, self._options)
-        # Set with the creation: the API server's own default would start a pod at once.
-        return manifest | {"spec": manifest["spec"] | {"replicas": step.replicas[key]}}
-
-    async def _check_new(self, body: Body, manifest: Manifest) -> Refusal | None:
-        """Whether a workload can be made: its name is free, and the server takes its template.
-
-        An object that turns out to be ours goes into the store, and the story is told again.
-        """
-        live = await self._children.find(body, manifest)
-        if live is not None:
-            if ownership(live, body) is Ownership.STRANGER:
-                return name_clash(manifest["kind"], manifest["metadata"]["name"])
-            self._cluster.take_in(kind_of(manifest["kind"]), live)
-            if ownership(live, body) is Ownership.DYING:
-                raise ApiRefusal(409, "Conflict", "the object of an owner that is gone is there")
-            await adopt(self._cluster, manifest, live)
-            raise ApiRefusal(409, "Conflict", "the object is there already")
-        try:
-            for judged in _judged(manifest):
-                await self._cluster.check(judged)
-        except ApiRefusal as error:
-            refusal = refusal_by(error, manifest)
-            if refusal is None:
-                raise
-            return refusal
-        return None
-
-    async def _scale(self, service: LLMService, view: WorkloadView, count: int) -> None:
-        await self._cluster.scale(kind_of(view.kind), service.namespace, view.name, view.uid, count)
 
     async def _seed_scaler(self, key: Key, counts: Mapping[str, PoolCount]) -> None:
         for count in counts.values():
@@ -320,30 +242,6 @@ class ServiceStory:
             is_model_ready=is_model_cached(service, observed),
             reported=reported_rollout(service.status),
         )
-
-
-def _judged(manifest: Manifest) -> list[Manifest]:
-    """What the server has to judge: a Deployment itself; for a group each of its templates inside a
-    Deployment, whose pods it knows in full, and the group."""
-    if manifest["kind"] != LEADER_WORKER_SET.name:
-        return [manifest]
-    templates = manifest["spec"]["leaderWorkerTemplate"]
-    return [
-        *(
-            _as_deployment(manifest, templates[name])
-            for name in ("leaderTemplate", "workerTemplate")
-        ),
-        manifest,
-    ]
-
-
-def _as_deployment(manifest: Manifest, template: Manifest) -> Manifest:
-    selector = {"matchLabels": template["metadata"]["labels"]}
-    return manifest | {
-        "apiVersion": DEPLOYMENT.api_version,
-        "kind": DEPLOYMENT.name,
-        "spec": {"replicas": 0, "selector": selector, "template": template},
-    }
 
 
 _STUCK_S = 60.0

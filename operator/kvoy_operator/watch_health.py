@@ -29,62 +29,65 @@ STALLED_AFTER_S = SERVER_TIMEOUT_S + 2 * INACTIVITY_TIMEOUT_S
 
 @dataclass(slots=True)
 class _Watch:
+    kind: str
     last_sign_s: float
     last_status: int = 0
 
 
 class WatchHealth:
-    """Written by kopf's thread, read by the operator's."""
+    """Written by kopf's thread, read by the operator's. Each namespace of a kind counts apart."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._watches: dict[str, _Watch] = {}
-        self._plurals: dict[str, str] = {}
+        self._watches: dict[str, _Watch] = {}  # by URL path
 
-    def expect(self, kind: Kind) -> None:
-        """From now on `kind` is watched."""
+    def expect(self, kind: Kind, namespace: str | None) -> None:
+        """From now on `kind` is watched there; None: in all namespaces."""
         with self._lock:
-            self._watches[kind.name] = _Watch(self._clock())
-            self._plurals[kind.plural] = kind.name
+            self._watches[kind.path(namespace)] = _Watch(kind.name, self._clock())
 
-    def dismiss(self, kind: Kind) -> None:
-        """`kind` is no longer watched."""
+    def dismiss(self, kind: Kind, namespace: str | None) -> None:
+        """`kind` is no longer watched there."""
         with self._lock:
-            self._watches.pop(kind.name, None)
+            self._watches.pop(kind.path(namespace), None)
 
-    def saw_event(self, kind: Kind) -> None:
+    def saw_event(self, kind: Kind, namespace: str) -> None:
         with self._lock:
-            if kind.name in self._watches:
-                self._watches[kind.name].last_sign_s = self._clock()
+            watch = self._watches.get(kind.path(namespace)) or self._watches.get(kind.path(None))
+            if watch is not None:
+                watch.last_sign_s = self._clock()
 
     def saw_answer(self, path: str, status: int) -> None:
         """A list or watch at `path` was answered, which is worth a line when it changes."""
-        name = self._plurals.get(path.rsplit("/", 1)[-1])
         with self._lock:
-            watch = self._watches.get(name or "")
+            watch = self._watches.get(path)
             if watch is None:
                 return
             if status < 400:
                 watch.last_sign_s = self._clock()
             before, watch.last_status = watch.last_status, status
         if status >= 400 and status != before:
-            log.warning("watch refused", extra={"kind": name, "path": path, "status": status})
+            log.warning("watch refused", extra={"path": path, "status": status})
         elif status < 400 <= before:
-            log.info("watch works again", extra={"kind": name})
+            log.info("watch works again", extra={"path": path})
 
     def ages_s(self) -> dict[str, float]:
-        """Seconds since the last sign of life, by kind."""
+        """Seconds since the last sign of life, by kind: of its most silent watch."""
         now = self._clock()
+        ages: dict[str, float] = {}
         with self._lock:
-            return {name: now - watch.last_sign_s for name, watch in self._watches.items()}
+            for watch in self._watches.values():
+                ages[watch.kind] = max(ages.get(watch.kind, 0.0), now - watch.last_sign_s)
+        return ages
 
     def stalled(self) -> list[str]:
-        """Kinds whose watch is dead."""
+        """Kinds with a watch that is dead."""
         return sorted(name for name, age_s in self.ages_s().items() if age_s > STALLED_AFTER_S)
 
-    def trace(self) -> aiohttp.TraceConfig:
-        """Hooks for the session that kopf watches with."""
+    def trace(self, prefix: str) -> aiohttp.TraceConfig:
+        """Hooks for the session that kopf watches with; `prefix` is the path that the server's own
+        URL begins with."""
         trace = aiohttp.TraceConfig()
 
         async def on_end(
@@ -92,7 +95,7 @@ class WatchHealth:
             _context: SimpleNamespace,
             params: aiohttp.TraceRequestEndParams,
         ) -> None:
-            self.saw_answer(params.url.path, params.response.status)
+            self.saw_answer(params.url.path.removeprefix(prefix), params.response.status)
 
         trace.on_request_end.append(on_end)
         return trace

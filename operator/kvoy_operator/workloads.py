@@ -1,0 +1,128 @@
+"""A service's engine workloads: writes what a rollout step says, and takes orphans over.
+
+A workload is written once, when it is made, and only scaled from then on.
+"""
+
+from __future__ import annotations
+
+from kvoy_operator.acceptance import Refusal, name_clash
+from kvoy_operator.api_errors import ApiRefusal
+from kvoy_operator.children import (
+    Children,
+    Ownership,
+    adopt,
+    has_metadata,
+    ownership,
+    refusal_by,
+)
+from kvoy_operator.cluster import Cluster
+from kvoy_operator.identity import Manifest
+from kvoy_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, kind_of
+from kvoy_operator.manifests import render_workload
+from kvoy_operator.observed import Body, ChildKey, Observed, WorkloadView
+from kvoy_operator.options import RenderOptions
+from kvoy_operator.resources import LLMService
+from kvoy_operator.rollout import RolloutStep
+from kvoy_operator.rollout_state import PoolRevision
+
+
+class Workloads:
+    def __init__(self, cluster: Cluster, children: Children, options: RenderOptions) -> None:
+        self._cluster = cluster
+        self._children = children
+        self._options = options
+
+    async def take_over(self, body: Body, service: LLMService, observed: Observed) -> None:
+        """Make workloads ours again that lost their owner, and give them the service's labels;
+        their templates stay as they were written."""
+        for view in observed.workloads:
+            live = observed.children[ChildKey(view.kind, view.name)]
+            whose = ownership(live, body)
+            if view.pool not in service.spec.pools or view.is_deleting:
+                continue
+            if whose not in (Ownership.OURS, Ownership.ORPHAN):
+                continue
+            manifest = render_workload(service, view.pool, view.revision, self._options)
+            if whose is Ownership.ORPHAN or not has_metadata(manifest, live):
+                await adopt(self._cluster, manifest, live)
+
+    async def take(
+        self, body: Body, service: LLMService, step: RolloutStep, observed: Observed
+    ) -> Refusal | None:
+        """Write what the step says: all of it, unless the server refuses a new workload."""
+        manifests = {key: self._workload(service, key, step) for key in step.create}
+        for manifest in manifests.values():
+            refusal = await self._check_new(body, manifest)
+            if refusal is not None:
+                return refusal
+        present = {PoolRevision(each.pool, each.revision): each for each in observed.workloads}
+        grown = []
+        for key, count in step.replicas.items():
+            if key in present and count < present[key].replicas:
+                await self._scale(service, present[key], count)
+            elif key in present and count > present[key].replicas:
+                grown.append((present[key], count))
+        for manifest in manifests.values():
+            await self._cluster.apply(manifest)
+        for view, count in grown:
+            await self._scale(service, view, count)
+        for key in step.delete:
+            view = present[key]
+            await self._cluster.delete(kind_of(view.kind), service.namespace, view.name, view.uid)
+        return None
+
+    def _workload(self, service: LLMService, key: PoolRevision, step: RolloutStep) -> Manifest:
+        manifest = render_workload(service, key.pool, key.revision, self._options)
+        # Set with the creation: the API server's own default would start a pod at once.
+        return manifest | {"spec": manifest["spec"] | {"replicas": step.replicas[key]}}
+
+    async def _check_new(self, body: Body, manifest: Manifest) -> Refusal | None:
+        """Whether a workload can be made: its name is free, and the server takes its template.
+
+        An object that turns out to be ours goes into the store, and the story is told again.
+        """
+        live = await self._children.find(body, manifest)
+        if live is not None:
+            if ownership(live, body) is Ownership.STRANGER:
+                return name_clash(manifest["kind"], manifest["metadata"]["name"])
+            self._cluster.take_in(kind_of(manifest["kind"]), live)
+            if ownership(live, body) is Ownership.DYING:
+                raise ApiRefusal(409, "Conflict", "the object of an owner that is gone is there")
+            await adopt(self._cluster, manifest, live)
+            raise ApiRefusal(409, "Conflict", "the object is there already")
+        try:
+            for judged in _judged(manifest):
+                await self._cluster.check(judged)
+        except ApiRefusal as error:
+            refusal = refusal_by(error, manifest)
+            if refusal is None:
+                raise
+            return refusal
+        return None
+
+    async def _scale(self, service: LLMService, view: WorkloadView, count: int) -> None:
+        await self._cluster.scale(kind_of(view.kind), service.namespace, view.name, view.uid, count)
+
+
+def _judged(manifest: Manifest) -> list[Manifest]:
+    """What the server has to judge: a Deployment itself; for a group each of its templates inside a
+    Deployment, whose pods it knows in full, and the group."""
+    if manifest["kind"] != LEADER_WORKER_SET.name:
+        return [manifest]
+    templates = manifest["spec"]["leaderWorkerTemplate"]
+    return [
+        *(
+            _as_deployment(manifest, templates[name])
+            for name in ("leaderTemplate", "workerTemplate")
+        ),
+        manifest,
+    ]
+
+
+def _as_deployment(manifest: Manifest, template: Manifest) -> Manifest:
+    selector = {"matchLabels": template["metadata"]["labels"]}
+    return manifest | {
+        "apiVersion": DEPLOYMENT.api_version,
+        "kind": DEPLOYMENT.name,
+        "spec": {"replicas": 0, "selector": selector, "template": template},
+    }
