@@ -240,8 +240,12 @@ class _Observed(Collector):
             "Attempts that an engine failed, by what went wrong",
             labels=["model", "engine", "reason"],
         )
-        for labels, count in self._metrics.failures():
+        known = {endpoint.name for endpoint in self._pool.endpoints}
+        for labels, count in list(self._metrics.failures()):
             failures.add_metric(list(labels), count)
+            if labels[1] not in known:
+                # Its last requests failed after it had gone: told once.
+                self._metrics.forget_engine(labels[1])
         yield failures
 
     def _server_gauges(self) -> Iterator[Metric]:

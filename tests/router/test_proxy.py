@@ -376,7 +376,7 @@ async def test_a_request_past_its_deadline_ends_with_504(
     engine = await start_engine()
     engine.script = Script(fault=Fault.HANG_BEFORE_HEAD)
 
-    async with running_router([engine], request_timeout_s=0.2) as router:
+    async with running_router([engine], request_timeout_s=0.8) as router:
         answer = await ask(router, body)
 
         assert answer.status_code == 504

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -45,6 +46,23 @@ async def test_of_pods_that_come_under_new_names_only_the_last_has_series(
         assert named == {19}
         assert 'engine="pod-19.",model="m",reason="status_500"' in exposed
         assert engine.address not in exposed
+
+
+async def test_a_failure_after_the_engine_has_gone_is_told_once(start_engine: StartEngine) -> None:
+    engine = await start_engine()
+    engine.script = Script(gate=asyncio.Event())
+    async with running_router([engine], max_retries=0) as router:
+        router.fleet.apply([pod(engine, "pod-1")])
+        await eventually(lambda: is_routable(router.pool, engine.address))
+        request = asyncio.create_task(ask(router))
+        await eventually(lambda: engine.in_flight == 1)
+
+        router.fleet.apply([])
+        await engine.stop_http()
+        assert (await request).status_code == 502
+
+        assert b'engine="pod-1"' in router.metrics.expose()
+        assert b'engine="pod-1"' not in router.metrics.expose()
 
 
 async def test_series_of_a_service_and_a_model_end_with_them(start_engine: StartEngine) -> None:
