@@ -28,7 +28,7 @@ from kvoy_contract.testing_ports import free_port
 
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _START_TIMEOUT_S = 120.0
-_KUBECTL_TIMEOUT_S = 180.0
+_KUBECTL_TIMEOUT_S = 600.0
 
 
 class KubectlError(Exception):
