@@ -33,8 +33,8 @@ _CONNECT_TIMEOUT_S = 10.0
 _LIST_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
 
-OnPut = Callable[[Record], None]
-OnGone = Callable[[Ref, str], None]
+OnPut = Callable[[Record], object]
+OnGone = Callable[[Ref, str], object]
 
 
 class Watch:
@@ -139,7 +139,7 @@ class Watch:
         else:
             self._hand_over(self._on_put, record)
 
-    def _hand_over(self, callback: Callable[..., None], *arguments: Any) -> None:
+    def _hand_over(self, callback: Callable[..., object], *arguments: Any) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the operator's loop is closed: it ends
             self._loop.call_soon_threadsafe(callback, *arguments)
