@@ -31,6 +31,7 @@ _MAX_WORKERS = 64
 """kopf has one task per object that changes; a list of thousands needs no thousands at once."""
 _CONNECT_TIMEOUT_S = 10.0
 _LIST_TIMEOUT_S = 60.0
+_LOGIN_RETRY_S = 5.0
 _STOP_TIMEOUT_S = 10.0
 
 OnPut = Callable[[Record], object]
@@ -113,7 +114,7 @@ class Watch:
         async def login(**_: Any) -> kopf.AiohttpSession:
             return await kopf_session(self._config, self._health)
 
-        kopf.on.login(registry=registry)(login)
+        kopf.on.login(registry=registry, backoff=_LOGIN_RETRY_S)(login)
         for kind in self._kinds:
             kopf.on.event(*_selector(kind), registry=registry)(self._handler(kind))
         return registry
