@@ -33,11 +33,11 @@ endif
 EXTRAS_torch := engine,router,cli
 EXTRAS_sim := sim,router,cli
 
-.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs images images-load kind chart system-packages gpu-smoke bench clean
+.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs images images-load kind chart system-packages gpu-smoke bench bench-operator clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
-		| while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
+		| while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 	@echo; printf '  %s\n' \
 		"make up RUNNER=sim          no torch and no model: a timing model answers" \
 		"make up TORCH_INDEX=URL     torch from another index than everything else" \
@@ -108,6 +108,9 @@ gpu-smoke: $(STAMPS)/dev ## the engine on a CUDA device, compared with the CPU
 
 bench: $(STAMPS)/dev ## every benchmark with its goals; ARGS=NAME for one
 	$(BIN)/kvoy bench $(or $(ARGS),all --check)
+
+bench-operator: $(STAMPS)/dev cluster-programs ## the operator with 1,000 services, about 25 minutes; ARGS='--services 100 --steady-s 60'
+	PYTHONPATH=tests/cluster $(BIN)/python -m kvoy_operator_bench $(or $(ARGS),--check)
 
 clean: ## remove .venv and the tools' caches; ~/.cache/kvoy stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,16 +40,16 @@ class PretendedKubelet:
         path = f"{self._pods}/{pod['metadata']['name']}"
         if "deletionTimestamp" in pod["metadata"]:
             self._api.request("DELETE", f"{path}?gracePeriodSeconds=0")
-        elif not _is_ready(pod) and self.is_good(pod):
-            self._api.request("PATCH", f"{path}/status", {"status": _ready(pod)}, MERGE_PATCH)
+        elif not is_ready(pod) and self.is_good(pod):
+            self._api.request("PATCH", f"{path}/status", {"status": ready_status(pod)}, MERGE_PATCH)
 
 
-def _is_ready(pod: dict[str, Any]) -> bool:
+def is_ready(pod: Mapping[str, Any]) -> bool:
     conditions = pod["status"].get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def _ready(pod: dict[str, Any]) -> dict[str, Any]:
+def ready_status(pod: Mapping[str, Any]) -> dict[str, Any]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     kinds = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
     return {

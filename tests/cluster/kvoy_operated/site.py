@@ -26,10 +26,11 @@ class Site:
         self.server = server
         self.namespace = server.create_namespace()
         self.home = server.create_namespace()
-        self._log = folder / "operator.log"
+        self.log = folder / "operator.log"
         self._is_cluster_wide = is_cluster_wide
-        self._user = f"operator-of-{self.namespace}"
-        self.kubeconfig = server.keys.write_kubeconfig(self._user, self._user)
+        self.user = f"operator-of-{self.namespace}"
+        """Who operators are to the API server."""
+        self.kubeconfig = server.keys.write_kubeconfig(self.user, self.user)
         self._operators: list[OperatorProcess] = []
         self._kubelet: PretendedKubelet | None = None
         self._grant()
@@ -45,7 +46,7 @@ class Site:
         roles = [] if self._is_cluster_wide else ["--router-role-kind=Role"]
         operator = OperatorProcess(
             self.kubeconfig,
-            self._log,
+            self.log,
             [f"--operator-namespace={self.home}", *served, *roles, *arguments],
         )
         self._operators.append(operator)
@@ -122,13 +123,13 @@ class Site:
     def _wait(self, check: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         def ended() -> str | None:
             if self._operators and not any(each.is_running for each in self._operators):
-                return f"no operator runs: {self._log.read_text()[-2000:]}"
+                return f"no operator runs: {self.log.read_text()[-2000:]}"
             return None
 
         try:
             return wait_for(check, what, timeout_s, unless=ended)
         except TimeoutError as error:
-            error.add_note(self._log.read_text()[-3000:] if self._log.exists() else "")
+            error.add_note(self.log.read_text()[-3000:] if self.log.exists() else "")
             raise
 
     def _grant(self) -> None:
@@ -136,14 +137,14 @@ class Site:
         rules = service_rules(kind, _ROUTER_ROLE)
         if self._is_cluster_wide:
             self._make_role(None, _ROUTER_ROLE, router_rules())
-            self._make_role(None, self._user, rules)
-            self._bind(None, self._user)
+            self._make_role(None, self.user, rules)
+            self._bind(None, self.user)
         else:
             self._make_role(self.namespace, _ROUTER_ROLE, router_rules())
-            self._make_role(self.namespace, self._user, rules)
-            self._bind(self.namespace, self._user)
-        self._make_role(self.home, self._user, own_rules(_LEASE, _MASTER))
-        self._bind(self.home, self._user)
+            self._make_role(self.namespace, self.user, rules)
+            self._bind(self.namespace, self.user)
+        self._make_role(self.home, self.user, own_rules(_LEASE, _MASTER))
+        self._bind(self.home, self.user)
 
     def _make_role(self, namespace: str | None, name: str, rules: list[Rule]) -> None:
         kind, path = _place("role", namespace)
@@ -164,7 +165,7 @@ class Site:
             "kind": kind,
             "metadata": {"name": name},
             "roleRef": {"apiGroup": group, "kind": role, "name": name},
-            "subjects": [{"apiGroup": group, "kind": "User", "name": self._user}],
+            "subjects": [{"apiGroup": group, "kind": "User", "name": self.user}],
         }
         self.server.api.apply(f"{path}/{name}", manifest)
 

@@ -1,0 +1,38 @@
+"""The first layer of a test cluster, made for load: controllers without narrow limits of their own,
+and an API server that writes down every call that changes something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvoy_cluster.api_server import ApiServer
+from kvoy_operator_bench.audit import POLICY
+
+_MORE_CONTROLLERS = (
+    # Whatever limits the controllers would be measured as the operator's slowness.
+    "--kube-api-qps=5000",
+    "--kube-api-burst=10000",
+    "--concurrent-deployment-syncs=20",
+    "--concurrent-replicaset-syncs=20",
+    "--concurrent-gc-syncs=40",
+)
+
+
+class BenchServer(ApiServer):
+    @property
+    def audit_log(self) -> Path:
+        return self.folder / "audit.jsonl"
+
+    def _start_part(self, name: str, argv: Sequence[str | Path]) -> None:
+        super()._start_part(name, [*argv, *self._more_arguments(name)])
+
+    def _more_arguments(self, name: str) -> Sequence[str]:
+        if name == "kube-controller-manager":
+            return _MORE_CONTROLLERS
+        if name != "kube-apiserver":
+            return ()
+        policy = self.folder / "audit-policy.json"
+        policy.write_text(json.dumps(POLICY))
+        return (f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}")
