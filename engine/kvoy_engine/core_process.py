@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -156,6 +157,8 @@ class ProcessCore:
                 code = await self._child.wait()
         except TimeoutError:
             return "its connection closed"
+        if code == -signal.SIGKILL:
+            return f"signal {-code} (out of memory?)"
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 

@@ -1,4 +1,4 @@
-"""Who belongs to a group of engine processes, and whether the group is whole. Pure: no clock.
+"""Who belongs to a group of engine processes, and whether the group is whole. Pure.
 
 Rank 0 serves for the group; every other rank joins it, with the settings that all must share. A
 group that was whole and loses a rank is broken for good: whoever started its processes starts them
@@ -33,17 +33,14 @@ class Group:
 
     nnodes: int
     settings: Settings
-    silence_s: float
-    """So long without a word, and a rank is lost."""
     failure: str | None = None
     """Why the group is broken."""
-    _heard_s: dict[int, float] = field(default_factory=dict)
-    """Of every joined rank, when it was last heard."""
+    _joined: set[int] = field(default_factory=set)
     _was_complete: bool = False
 
     @property
     def missing(self) -> list[int]:
-        return [rank for rank in range(1, self.nnodes) if rank not in self._heard_s]
+        return [rank for rank in range(1, self.nnodes) if rank not in self._joined]
 
     @property
     def is_complete(self) -> bool:
@@ -58,26 +55,19 @@ class Group:
             return Verdict(Refusal.FOR_GOOD, difference)
         if self.failure is not None:
             return Verdict(Refusal.FOR_NOW, f"the group is broken: {self.failure}")
-        if rank in self._heard_s:
+        if rank in self._joined:
             return Verdict(Refusal.FOR_NOW, f"rank {rank} has joined already")
         return None
 
-    def on_joined(self, rank: int, now_s: float) -> None:
-        self._heard_s[rank] = now_s
+    def on_joined(self, rank: int) -> None:
+        self._joined.add(rank)
         self._was_complete = self._was_complete or not self.missing
-
-    def on_heard(self, rank: int, now_s: float) -> None:
-        self._heard_s[rank] = now_s
 
     def on_lost(self, rank: int, why: str) -> None:
         """Before the group is whole a rank may come again; afterwards its loss breaks the group."""
-        self._heard_s.pop(rank, None)
+        self._joined.discard(rank)
         if self._was_complete and self.failure is None:
             self.failure = f"rank {rank} of the group is lost: {why}"
-
-    def silent(self, now_s: float) -> list[int]:
-        """Ranks that were not heard for too long."""
-        return [rank for rank, heard in self._heard_s.items() if now_s - heard > self.silence_s]
 
 
 def differing(ours: Settings, theirs: Settings) -> str | None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import Callable
 
 from kvoy_engine import group_wire as wire
@@ -34,17 +33,11 @@ class GroupIncomplete(Exception):
 class GroupLeader:
     """Owns the listening socket and the connections of the other ranks."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        on_leaving: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, config: EngineConfig, on_leaving: Callable[[], None]) -> None:
         """`on_leaving` is called when another rank was told to end."""
         self._config = config
         self._on_leaving = on_leaving
-        self._clock = clock
-        self._group = Group(config.nnodes, wire.shared_settings(config), wire.SILENCE_S)
+        self._group = Group(config.nnodes, wire.shared_settings(config))
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,7 +121,7 @@ class GroupLeader:
             wire.write(writer, wire.Refused(verdict.reason, is_final))
             await writer.drain()
             return
-        self._group.on_joined(message.rank, self._clock())
+        self._group.on_joined(message.rank)
         wire.write(writer, wire.Joined(self._proof("leader", challenge, message)))
         logger.info("group rank joined rank=%d missing=%s", message.rank, self._group.missing)
         if self._group.is_complete:
@@ -152,7 +145,6 @@ class GroupLeader:
         try:
             while True:
                 message = await wire.read(reader)
-                self._group.on_heard(rank, self._clock())
                 if isinstance(message, wire.Leaving):
                     logger.info("group rank leaves rank=%d", rank)
                     self._on_leaving()

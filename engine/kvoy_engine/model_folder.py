@@ -93,7 +93,7 @@ def prepare(
         try:
             build(partial)
             (partial / _PARTIAL_IDENTITY).unlink(missing_ok=True)
-            lock.check()
+            _check(lock, target)
             _write_manifest(partial, source, identity)
             _replace_folder(partial, target)
         except BaseException:
@@ -101,6 +101,15 @@ def prepare(
                 shutil.rmtree(partial, ignore_errors=True)
             raise
     return target
+
+
+def _check(lock: shared_lock.HeldLock, target: Path) -> None:
+    try:
+        lock.check()
+    except shared_lock.LockLost:
+        raise ModelSourceError(
+            f"another process took over {target}: this one was silent for too long"
+        ) from None
 
 
 def _partial_identity(partial: Path) -> str | None:

@@ -139,6 +139,25 @@ async def test_an_engine_describes_itself_and_hands_over_its_tokenizer() -> None
     assert other.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    ("role", "told"),
+    [("both", pb.ROLE_BOTH), ("prefill", pb.ROLE_PREFILL), ("decode", pb.ROLE_DECODE)],
+)
+async def test_an_engine_tells_its_role_and_its_parallel_sizes(role: str, told: pb.Role) -> None:
+    config = sim_config(role=role, tensor_parallel_size=4, pipeline_parallel_size=2)
+    async with running_engine(config) as engine:
+        async with telemetry(engine) as stub:
+            description = await stub.Describe(pb.DescribeRequest())
+        async with httpx.AsyncClient(base_url=engine.url) as client:
+            metrics = (await client.get("/metrics")).text
+
+    assert description.role == told
+    assert (description.parallel.tensor, description.parallel.pipeline) == (4, 2)
+    (line,) = [line for line in metrics.splitlines() if line.startswith("kvoy_engine_info")]
+    assert f'role="{role}"' in line
+    assert line.endswith(" 1.0")
+
+
 async def test_a_router_knows_exactly_the_blocks_that_an_engine_holds(
     engine: RunningEngine,
 ) -> None:

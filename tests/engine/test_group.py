@@ -8,15 +8,15 @@ SETTINGS = {"--model": "m", "--max-model-len": "4096"}
 
 
 def group(nnodes: int = 3) -> Group:
-    return Group(nnodes, SETTINGS, silence_s=10.0)
+    return Group(nnodes, SETTINGS)
 
 
 def test_a_group_is_whole_once_every_other_rank_has_joined() -> None:
     state = group()
 
-    state.on_joined(2, 0.0)
+    state.on_joined(2)
     half = state.is_complete
-    state.on_joined(1, 5.0)
+    state.on_joined(1)
 
     assert not half
     assert state.is_complete
@@ -25,7 +25,7 @@ def test_a_group_is_whole_once_every_other_rank_has_joined() -> None:
 
 def test_a_rank_that_is_lost_before_the_group_was_whole_may_come_again() -> None:
     state = group()
-    state.on_joined(1, 0.0)
+    state.on_joined(1)
 
     state.on_lost(1, "gone")
 
@@ -36,7 +36,7 @@ def test_a_rank_that_is_lost_before_the_group_was_whole_may_come_again() -> None
 
 def test_a_rank_that_is_lost_later_breaks_the_group_for_good() -> None:
     state = group(2)
-    state.on_joined(1, 0.0)
+    state.on_joined(1)
 
     state.on_lost(1, "the connection has ended")
 
@@ -49,7 +49,7 @@ def test_a_rank_that_is_lost_later_breaks_the_group_for_good() -> None:
 
 def test_a_rank_that_is_taken_must_wait() -> None:
     state = group()
-    state.on_joined(1, 0.0)
+    state.on_joined(1)
 
     assert state.refuse(1, SETTINGS) == Verdict(Refusal.FOR_NOW, "rank 1 has joined already")
 

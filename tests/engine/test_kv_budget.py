@@ -1,16 +1,19 @@
-"""How much memory the KV blocks get on the CPU."""
+"""How much memory the KV blocks get without a GPU, and how its lack is told."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvoy_engine import model_runner
 from kvoy_engine.batch import RunnerInfo
+from kvoy_engine.build import build_core, is_out_of_memory
 from kvoy_engine.limits import HostMemory
 from kvoy_engine.model_runner import RunnerOptions, load_runner
 from kvoy_engine.testing import write_tiny_model
+from kvoy_engine.testing_server import sim_config
 
 MIB = 1 << 20
 
@@ -45,3 +48,20 @@ def test_without_a_share_it_is_a_quarter_of_what_is_free(tmp_path: Path) -> None
 def test_a_share_that_is_taken_already_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out of memory"):
         load(tmp_path, 0.2)
+
+
+def test_torchs_words_for_a_lack_of_memory_are_known() -> None:
+    with pytest.raises(RuntimeError) as lack:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    with pytest.raises(RuntimeError) as other:
+        torch.ones(2) @ torch.ones(3)
+
+    assert is_out_of_memory(lack.value)
+    assert not is_out_of_memory(other.value)
+
+
+@pytest.mark.parametrize(("share", "num_blocks"), [(None, 4096), (0.9, 4096), (0.45, 2048)])
+def test_a_simulated_engine_has_blocks_in_proportion(share: float | None, num_blocks: int) -> None:
+    config = sim_config(gpu_memory_utilization=share)
+
+    assert build_core(config, lambda text: None).info.runner.num_blocks == num_blocks
