@@ -143,6 +143,8 @@ class Router:
             *(asyncio.create_task(run, name=name) for name, run in self.sources.runs()),
             asyncio.create_task(self._prune(), name="prune"),
         ]
+        for task in helpers:
+            task.add_done_callback(_tell_failure)
         try:
             yield
         finally:
@@ -162,3 +164,9 @@ class Router:
         while True:
             await asyncio.sleep(_PRUNE_S)
             self.clients.prune()
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    """A defect ends a helper for good: say so while the router still serves."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a part of the router has ended", extra={"part": task.get_name()}, exc_info=error)

@@ -60,7 +60,6 @@ class KubeDiscovery:
         self._publish = publish
         self._is_lost = is_lost
         self._now_s = now_s
-        self._fleet: Fleet | None = None
         self._selector = ""
         self._trust = Trust()
         self._pods = kube_pods.PodTable()
@@ -80,9 +79,13 @@ class KubeDiscovery:
         self.error: str | None = None
         """Why the API does not answer now."""
 
+    @property
+    def has_verified(self) -> bool:
+        """Whether every pod that is known has been looked up, however that ended."""
+        return self.has_listed and not self._trust.has_unseen
+
     def set_fleet(self, fleet: Fleet) -> None:
         """Whose pods are engines, from now on."""
-        self._fleet = fleet
         self._trust.set_fleet(fleet)
         selector = _selector(fleet)
         if selector != self._selector:

@@ -48,6 +48,11 @@ class Trust:
         for reference in references - self._answers.keys():
             self._answers[reference] = _Answer()
 
+    @property
+    def has_unseen(self) -> bool:
+        """Whether somebody has not been looked up even once."""
+        return any(not (a.was_found or a.has_failed) for a in self._answers.values())
+
     def service_of(self, controller: OwnerReference | None) -> FleetService | None:
         answer = self._answers.get(controller) if controller is not None else None
         return None if answer is None else self._service(answer)

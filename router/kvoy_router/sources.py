@@ -18,6 +18,10 @@ from kvoy_router.metrics import Metrics
 from kvoy_router.pool import Pool
 from kvoy_router.split import Service
 
+SETTLE_S = 15.0
+"""So long a new router waits for the first word of the engines that it has found."""
+_SPOKEN = (Knowledge.EXACT, Knowledge.LOST)
+
 
 class Sources:
     def __init__(
@@ -32,6 +36,10 @@ class Sources:
         self._pool = pool
         self._fleet = fleet
         self._metrics = metrics
+        self._now_s = now_s
+        self._is_settled = False
+        self._first_pods_s: float | None = None
+        """When the pods were known first."""
         self._listed_origin = Origin(secret=config.secret)
         self._listed: Sequence[FoundEngine] = ()
         self._pods: Sequence[FoundEngine] = ()
@@ -66,14 +74,27 @@ class Sources:
 
     def unready_reason(self) -> str | None:
         """In a cluster a router is ready once it knows what there is, even if that is no engine:
-        else nobody could tell a missing engine from a missing router."""
+        else nobody could tell a missing engine from a missing router. It stays so."""
         if self.fleet_file is not None:
-            if not self.fleet_file.was_read:
-                return "the fleet file has not been read"
-            return None if self._kubernetes.has_listed else "pods have not been listed"
+            reason = None if self._is_settled else self._unsettled_reason(self.fleet_file)
+            self._is_settled = reason is None
+            return reason
         if any(endpoint.is_routable for endpoint in self._pool.endpoints):
             return None
         return "no engine can be routed to"
+
+    def _unsettled_reason(self, fleet_file: FleetFile) -> str | None:
+        if not fleet_file.was_read:
+            return "the fleet file has not been read"
+        if self._first_pods_s is None:
+            return "pods have not been listed"
+        # A router that takes over from another one must not answer 503 for engines that serve.
+        is_known = self._kubernetes.has_verified and all(
+            endpoint.knowledge in _SPOKEN for endpoint in self._pool.endpoints
+        )
+        if is_known or self._now_s() - self._first_pods_s > SETTLE_S:
+            return None
+        return "engines have not reported yet"
 
     @property
     def has_kubernetes(self) -> bool | None:
@@ -95,6 +116,8 @@ class Sources:
 
     def _on_pods(self, engines: Sequence[FoundEngine]) -> None:
         self._pods = engines
+        if self._first_pods_s is None:
+            self._first_pods_s = self._now_s()
         self._apply()
 
     def _apply(self) -> None:

@@ -254,6 +254,17 @@ def test_who_was_adopted_by_a_new_service_is_looked_up_when_the_fleet_changes() 
     assert trust.service_of(SET) == again
 
 
+def test_a_look_counts_as_taken_however_it_ended() -> None:
+    found, failed = trusted(), trusted()
+    assert found.has_unseen
+
+    found.on_found(SET, None, 0.0)
+    failed.on_failed(SET, 0.0)
+
+    assert not found.has_unseen
+    assert not failed.has_unseen
+
+
 def test_controllers_without_pods_are_forgotten() -> None:
     trust = trusted()
     trust.on_found(SET, "svc-uid", 0.0)

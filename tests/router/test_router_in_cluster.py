@@ -14,7 +14,7 @@ import pytest
 
 from kvoy_contract.testing import Script
 from kvoy_contract.testing_ports import free_port
-from kvoy_router.testing import eventually
+from kvoy_router.testing import eventually, is_routable
 from kvoy_scene.scene import MODEL, WAIT_S, Scene, StartEngine, ask, call, names, routable
 
 pytestmark = pytest.mark.slow
@@ -195,6 +195,36 @@ async def test_a_router_in_a_cluster_is_ready_once_it_knows_what_there_is(
             assert (await ask(router)).status_code == 503
             assert (await ask(router, model="other")).status_code == 404
             assert (await call(router, "GET", "/metrics")).status_code == 404
+
+
+async def test_a_new_router_is_not_ready_before_the_engines_have_spoken_or_kept_silent(
+    scene: Scene, start_engine: StartEngine
+) -> None:
+    service = scene.add_service("qwen")
+    scene.deploy("qwen-s-r1", service, 2)
+    speaking, silent = (p["metadata"]["name"] for p in await scene.pods_of("qwen-s-r1", 2))
+    engine = await start_engine(host="127.0.0.1", model=MODEL, secret=service.secret, **scene.ports)
+    scene.give_address(speaking, engine.host)
+    open_end: list[asyncio.StreamWriter] = []
+    deaf = await asyncio.start_server(
+        lambda reader, writer: open_end.append(writer), "127.0.0.2", scene.http_port + 1
+    )
+    scene.give_address(silent, "127.0.0.2")
+    async with scene.router() as router:
+        seen = set()
+
+        def is_ready() -> bool:
+            seen.add(router.sources.unready_reason())
+            return None in seen
+
+        await eventually(is_ready, WAIT_S)
+
+        assert "engines have not reported yet" in seen
+        assert is_routable(router.pool, engine.address)
+        assert (await ask(router)).status_code == 200
+    deaf.close()
+    for writer in open_end:
+        writer.transport.abort()
 
 
 async def test_a_router_process_as_a_pod_runs_it(scene: Scene, start_engine: StartEngine) -> None:

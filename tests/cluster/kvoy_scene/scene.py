@@ -28,7 +28,7 @@ StartEngine = Callable[..., Awaitable[FakeEngine]]
 MODEL = "m"
 NODE = "nowhere"
 """Pods that are bound to a node end only when its kubelet says so, and there is none."""
-WAIT_S = 30.0
+WAIT_S = 90.0
 _SERVICE_KIND = {"apiVersion": "kvoy.dev/v1alpha1", "kind": "LLMService"}
 
 RULES = [
