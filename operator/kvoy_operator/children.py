@@ -29,6 +29,7 @@ from kvoy_operator.compare import is_applied, stamped
 from kvoy_operator.identity import Manifest
 from kvoy_operator.kinds import JOB, LLM_SERVICE, SECRET, kind_of
 from kvoy_operator.observed import Body, ChildKey, Observed
+from kvoy_operator.record import Key
 
 _RECHECK_S = 2.0
 """So long until another look at objects that are going away."""
@@ -105,14 +106,12 @@ def refusal_by(error: ApiRefusal, manifest: Body) -> Refusal | None:
 class Children:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._secrets: dict[tuple[str, str], str] = {}
+        self._secrets: dict[Key, dict[str, str]] = {}
         """Digests of the Secrets that this process has applied: they may not be read back."""
 
-    def forget_secrets(self, owner: Body) -> None:
+    def forget_secrets(self, owner: Key) -> None:
         """Have the owner's Secrets applied again: a pod misses one, or the owner is gone."""
-        uid = owner["metadata"]["uid"]
-        for key in [key for key in self._secrets if key[0] == uid]:
-            del self._secrets[key]
+        self._secrets.pop(owner, None)
 
     async def settle(
         self, owner: Body, wanted: Iterable[Manifest], observed: Observed, kept: Iterable[ChildKey]
@@ -197,9 +196,10 @@ class Children:
 
     async def _settle_secret(self, owner: Body, manifest: Body) -> Refusal | Ownership:
         metadata = manifest["metadata"]
-        key = (owner["metadata"]["uid"], metadata["name"])
+        key = Key(owner["kind"], metadata["namespace"], owner["metadata"]["name"])
+        applied = self._secrets.setdefault(key, {})
         digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
-        if self._secrets.get(key) == digest:
+        if applied.get(metadata["name"]) == digest:
             return Ownership.OURS
         try:
             await self._cluster.apply(manifest)
@@ -207,7 +207,7 @@ class Children:
             if not error.is_conflict:
                 raise
             return name_clash(SECRET.name, metadata["name"])
-        self._secrets[key] = digest
+        applied[metadata["name"]] = digest
         return Ownership.OURS
 
 

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_S = 2.0
+_LOOK_S = 10.0
+"""Between two looks whether a watch began anew."""
 
 
 class Operator:
@@ -130,8 +132,14 @@ class Operator:
             self._add(set(self._store.all_keys()))
 
     async def _resync_forever(self) -> None:
+        """Every `resync_s`, and soon after a watch had to begin anew."""
+        loop, config = asyncio.get_running_loop(), self._config
+        due_s, num_lists = loop.time() + config.resync_s, self._health.num_lists
         while True:
-            await asyncio.sleep(self._config.resync_s)
+            await asyncio.sleep(min(_LOOK_S, config.resync_s))
+            if loop.time() < due_s and num_lists == self._health.num_lists:
+                continue
+            due_s, num_lists = loop.time() + config.resync_s, self._health.num_lists
             await _until_answered(self._resync.run_once)
 
     async def _optional_kind_changed(self, kind: Kind, is_watched: bool) -> None:

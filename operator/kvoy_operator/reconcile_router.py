@@ -45,6 +45,7 @@ class RouterStory:
         """Make the router what its spec says; see `reconcile.Story`."""
         body = self._store.custom(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
+            self._children.forget_secrets(key)
             raise Gone
         try:
             router = parse_router(body)

@@ -96,6 +96,7 @@ class ServiceStory:
         body = self._store.custom(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._metrics.set_pools(key, {})
+            self._children.forget_secrets(key)
             raise Gone
         told = await self._tell(key, body)
         observed = self._observe(key, body)
@@ -152,7 +153,7 @@ class ServiceStory:
     async def _settle_surroundings(self, key: Key, body: Body, service: LLMService) -> Outcome:
         observed = self._observe(key, body)
         if _misses_secret(observed, self._clock()):
-            self._children.forget_secrets(body)
+            self._children.forget_secrets(key)
         kept = [ChildKey(each.kind, each.name) for each in observed.workloads]
         wanted = render_support(service, self._options)
         return await self._children.settle(body, wanted, observed, kept)

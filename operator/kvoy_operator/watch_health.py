@@ -41,6 +41,9 @@ class WatchHealth:
         self._clock = clock
         self._lock = threading.Lock()
         self._watches: dict[str, _Watch] = {}  # by URL path
+        self.num_lists = 0
+        """Pages of lists so far. A list after the first one means that a watch had lost its place,
+        and does not tell what was deleted meanwhile."""
 
     def expect(self, kind: Kind, namespace: str | None) -> None:
         """From now on `kind` is watched there; None: in all namespaces."""
@@ -58,12 +61,13 @@ class WatchHealth:
             if watch is not None:
                 watch.last_sign_s = self._clock()
 
-    def saw_answer(self, path: str, status: int) -> None:
+    def saw_answer(self, path: str, status: int, *, is_list: bool = False) -> None:
         """A list or watch at `path` was answered, which is worth a line when it changes."""
         with self._lock:
             watch = self._watches.get(path)
             if watch is None:
                 return
+            self.num_lists += is_list
             if status < 400:
                 watch.last_sign_s = self._clock()
             before, watch.last_status = watch.last_status, status
@@ -95,7 +99,8 @@ class WatchHealth:
             _context: SimpleNamespace,
             params: aiohttp.TraceRequestEndParams,
         ) -> None:
-            self.saw_answer(params.url.path.removeprefix(prefix), params.response.status)
+            path, is_list = params.url.path.removeprefix(prefix), "watch" not in params.url.query
+            self.saw_answer(path, params.response.status, is_list=is_list)
 
         trace.on_request_end.append(on_end)
         return trace

@@ -26,7 +26,7 @@ _LOOK_S = 2.0
 """Between two looks for kinds that must be there."""
 _DISCOVERY_S = 15.0
 """Between two looks for kinds that may come or go."""
-_MAX_RESTART_DELAY_S = 30.0
+_RESTART_S = 5.0
 
 
 class Watches:
@@ -65,13 +65,11 @@ class Watches:
                 group.create_task(self._keep_optional(kind))
 
     async def _keep_required(self) -> None:
-        delay_s = 1.0
         while True:
             await self._wait_for_custom_resources()
             await self._watch_until_end(WATCHED, self._announce_ready())
             # Ended by kopf: an error in a watch, or our kinds were deleted.
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _MAX_RESTART_DELAY_S)
+            await asyncio.sleep(_RESTART_S)
 
     async def _announce_ready(self) -> None:
         await self._have_looked.wait()
@@ -85,7 +83,7 @@ class Watches:
                 await asyncio.sleep(_DISCOVERY_S)
             await self._watch_until_end([kind], self._follow(kind))
             await self._on_optional(kind, False)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_RESTART_S)
 
     async def _follow(self, kind: Kind) -> None:
         """Return when the cluster no longer knows `kind`."""
