@@ -150,10 +150,11 @@ archive() {
     done
     own_buildah build "${arguments[@]}" --file "$dockerfile" --tag "$reference" . > "$cache/$name.log" 2>&1 ||
       { tail -n 30 "$cache/$name.log" >&2 && fail "cannot build $reference: see $cache/$name.log"; }
-    # Older archives of the same image, and layers that nothing refers to any more.
-    rm -rf "${cache:?}/$name"
-    own_buildah rmi --prune > /dev/null
     mkdir -p "$folder"
+    # Older archives of the same image, unless somebody may be reading them, and layers that nothing
+    # refers to any more.
+    find "$cache/$name" -mindepth 1 -maxdepth 1 -not -path "$folder" -mmin +60 -exec rm -rf {} +
+    own_buildah rmi --prune > /dev/null
     container=$(own_buildah from "$reference")
     # Not compressed: containers start from it on this machine.
     own_buildah commit --quiet --disable-compression "$container" \

@@ -58,10 +58,9 @@ class Helm:
         namespace: str = "kvoy-system",
     ) -> list[Manifest]:
         """What `helm template` makes of Kvoy's chart, hooks included. Raises HelmError."""
-        text = self.run(
-            *("template", release, CHART, "--namespace", namespace),
-            *("--values", self.write_values(values or {}), *flags),
-        )
+        file = self.write_values(values or {})
+        chosen = ("--namespace", namespace, "--values", str(file), *flags)
+        text = self.run("template", release, CHART, *chosen)
         return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
     def write_values(self, values: Mapping[str, Any]) -> Path:
