@@ -33,6 +33,9 @@ from kvoy_operator.record import Key
 
 _RECHECK_S = 2.0
 """So long until another look at objects that are going away."""
+_REFUSED_RECHECK_S = 30.0
+"""So long until another look when somebody else may have made room in the meantime: by no event
+that is watched."""
 _PRUNED = frozenset(
     {
         "Deployment",
@@ -103,6 +106,11 @@ def refusal_by(error: ApiRefusal, manifest: Body) -> Refusal | None:
     return Refusal("InvalidSpec", message) if error.is_invalid else None
 
 
+def recheck_after_s(refusal: Refusal) -> float | None:
+    """When a refusal may have lost its cause without a change that is watched; None: never."""
+    return None if refusal.reason == "InvalidSpec" else _REFUSED_RECHECK_S
+
+
 class Children:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -130,7 +138,10 @@ class Children:
             if key not in names and _is_prunable(key, live, owner):
                 await self.delete(live)
         refusals = tuple(each for each in found if isinstance(each, Refusal))
-        return Outcome(refusals, _RECHECK_S if Ownership.DYING in found else None)
+        if Ownership.DYING in found:
+            return Outcome(refusals, _RECHECK_S)
+        rechecks_s = [after_s for each in refusals if (after_s := recheck_after_s(each))]
+        return Outcome(refusals, min(rechecks_s, default=None))
 
     async def _settle_wave(
         self, owner: Body, manifests: Iterable[Manifest], observed: Observed

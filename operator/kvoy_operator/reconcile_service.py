@@ -18,6 +18,7 @@ from kvoy_operator.children import (
     Outcome,
     Ownership,
     ownership,
+    recheck_after_s,
 )
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.conditions import RouterState
@@ -131,14 +132,16 @@ class ServiceStory:
         """
         outcome = await self._settle_surroundings(key, body, service)
         if outcome.refusals:
-            return self._stopped(key, body, service, outcome.refusals[0])
+            told = self._stopped(key, body, service, outcome.refusals[0])
+            return dataclasses.replace(told, requeue_after_s=outcome.requeue_after_s)
         await self._workloads.take_over(body, service, self._store.observed(key))
         observed, counts = self._observe(key, body), self._counts(key, service)
         await self._seed_scaler(key, counts)
         step = plan_rollout(self._rollout_input(service, counts, observed))
         refusal = await self._workloads.take(body, service, step, observed)
         if refusal is not None:
-            return self._stopped(key, body, service, refusal)
+            told = self._stopped(key, body, service, refusal)
+            return dataclasses.replace(told, requeue_after_s=recheck_after_s(refusal))
         observed = self._observe(key, body)
         is_waiting = any(workload.is_deleting for workload in observed.workloads)
         delays_s = [step.requeue_after_s, outcome.requeue_after_s]
