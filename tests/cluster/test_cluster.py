@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -202,7 +203,8 @@ def test_gpus_come_back_with_a_killed_kubelet(cluster: Cluster) -> None:
     wait_for(lambda: condition("Unknown"), "n1 unready", 90)
     cluster.restart_node_process("n1", "kubelet")
 
-    wait_for(lambda: condition("True"), "n1 ready", 60)
+    ended = partial(cluster.processes.ended, "kubelet-n1")
+    wait_for(lambda: condition("True"), "n1 ready", 90, unless=ended)
     wait_for(
         lambda: cluster.api.get(path)["status"]["allocatable"]["nvidia.com/gpu"] == "1", "its GPU"
     )

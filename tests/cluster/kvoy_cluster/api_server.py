@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -68,8 +69,10 @@ class ApiServer:
         return self._run.folder
 
     def stop(self) -> None:
-        """Ends all processes and removes every trace."""
+        """Ends all processes and removes every trace, except logs if KVOY_CLUSTER_LOGS says where."""
         self.processes.close()
+        if kept := os.environ.get("KVOY_CLUSTER_LOGS"):
+            shutil.copytree(self.folder / "logs", Path(kept) / self.folder.name)
         self._run.close()
 
     def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:
