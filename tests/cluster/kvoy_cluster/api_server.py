@@ -69,7 +69,7 @@ class ApiServer:
         return self._run.folder
 
     def stop(self) -> None:
-        """Ends all processes and removes every trace, except logs if KVOY_CLUSTER_LOGS says where."""
+        """Ends all processes and removes every trace; KVOY_CLUSTER_LOGS says where to keep logs."""
         self.processes.close()
         if kept := os.environ.get("KVOY_CLUSTER_LOGS"):
             shutil.copytree(self.folder / "logs", Path(kept) / self.folder.name)
