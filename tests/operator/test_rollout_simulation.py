@@ -363,9 +363,9 @@ def test_random_edits_restarts_and_lost_writes_never_take_promised_capacity() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(10))
-def test_thousands_of_random_rollouts_never_take_promised_capacity(block: int) -> None:
-    for seed in range(100 + block * 200, 300 + block * 200):
+@pytest.mark.parametrize("block", range(4))
+def test_hundreds_of_random_rollouts_never_take_promised_capacity(block: int) -> None:
+    for seed in range(100 + block * 100, 200 + block * 100):
         _edit_at_random(seed)
 
 
