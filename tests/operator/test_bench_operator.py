@@ -143,6 +143,6 @@ def test_twenty_services_settle_and_then_nobody_writes_anything(tmp_path: Path) 
     goals = {goal.name: goal for goal in report.goals}
     assert goals["writes of the operator, steady"].is_met
     assert goals["writes of anybody, steady"].is_met
-    assert goals["operator's memory at most"].is_met
+    assert goals["operator's memory, at most"].is_met
     assert report.figures["complaints"] == 0, options.log
     assert report.figures["deleted_s"] > 0

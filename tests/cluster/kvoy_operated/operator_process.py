@@ -56,12 +56,7 @@ class OperatorProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels."""
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(self.get("/metrics"))
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return sum_of(self.get("/metrics"), name, **labels)
 
     def writes(self) -> float:
         """Calls so far that may change something, those to the Lease apart."""
@@ -91,3 +86,13 @@ class OperatorProcess:
         if self.is_running:
             return None
         return f"ended: {self.log.read_text()[-2000:]}"
+
+
+def sum_of(metrics: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels, in the text of a scrape."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )

@@ -58,7 +58,7 @@ def run(options: Options, say: stages.Say) -> Report:
         try:
             operator = site.start_operator()
             operator.wait_until_leading()
-            outcome = asyncio.run(_measure(options, server, operator, site.user, namespaces, say))
+            outcome = asyncio.run(_measure(options, server, site, operator, namespaces, say))
         finally:
             site.close()
             if options.log is not None and site.log.exists():
@@ -71,8 +71,8 @@ def run(options: Options, say: stages.Say) -> Report:
 async def _measure(
     options: Options,
     server: BenchServer,
+    operator_site: OperatorSite,
     operator: OperatorProcess,
-    user: str,
     namespaces: Sequence[str],
     say: stages.Say,
 ) -> Outcome:
@@ -95,19 +95,25 @@ async def _measure(
                 for number in range(options.num_added)
             ]
             added_s = await stages.add_one_by_one(site, more, options.timeout_s)
+            say("restarting the operator")
+            num_resources = len(wanted) + len(more)
+            site, restart = await stages.restart(
+                site, operator_site.start_operator, num_resources, options.timeout_s
+            )
             say("deleting all")
             deletion = await stages.delete(site, namespaces, options.timeout_s)
     lines = operator.lines()
     return Outcome(
         num_services=options.num_services,
         num_namespaces=options.num_namespaces,
-        operator_user=user,
+        operator_user=operator_site.user,
         start_rss_mb=start_rss_mb,
         creation=creation,
         settle_times_s=settle_times_s,
         children=children,
         steady=steady,
         added_s=added_s,
+        restart=restart,
         deletion=deletion,
         num_log_lines=len(lines),
         num_complaints=sum(any(level in line for level in _COMPLAINTS) for line in lines),

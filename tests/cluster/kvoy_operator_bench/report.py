@@ -33,6 +33,8 @@ class Outcome:
     steady: Stage
     added_s: Sequence[float]
     """As `settle_times_s`, of services that were added one by one."""
+    restart: Stage
+    """Of a second operator that finds everything there."""
     deletion: Stage
     num_log_lines: int
     num_complaints: int
@@ -77,7 +79,7 @@ def _goals(outcome: Outcome) -> tuple[Goal, ...]:
     return (
         Goal("writes of the operator, steady", _own_writes(outcome, steady), "==", 0),
         Goal("writes of anybody, steady", num_writes(steady.calls), "==", 0),
-        Goal("operator's memory at most", max_rss_mb, "<=", _MAX_RSS_MB, " MB"),
+        Goal("operator's memory, at most", max_rss_mb, "<=", _MAX_RSS_MB, " MB"),
         Goal("operator's CPU, steady", steady.usage.cpu_percent, "<=", _MAX_CPU_PERCENT, " %"),
         Goal("reconcile p99", reconciles.quantile_s(0.99), "<=", _MAX_RECONCILE_P99_S, " s"),
     )
@@ -86,6 +88,7 @@ def _goals(outcome: Outcome) -> tuple[Goal, ...]:
 def _figures(outcome: Outcome) -> dict[str, float]:
     return {
         "created_and_settled_s": outcome.creation.wall_s,
+        "restarted_s": outcome.restart.wall_s,
         "deleted_s": outcome.deletion.wall_s,
         "reconcile_p50_s": outcome.creation.reconciles.quantile_s(0.5),
         "reconcile_p99_s": outcome.creation.reconciles.quantile_s(0.99),
@@ -100,6 +103,7 @@ def _named_stages(outcome: Outcome) -> tuple[tuple[str, Stage], ...]:
     return (
         ("create", outcome.creation),
         ("steady", outcome.steady),
+        ("restart", outcome.restart),
         ("delete", outcome.deletion),
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvoy_operated import OperatorProcess
+from kvoy_operated.operator_process import sum_of
 from kvoy_operator.kinds import CUSTOM, LLM_ROUTER, LLM_SERVICE, SECRET, WATCHED, Kind
 from kvoy_operator_bench.audit import AuditLog, Call
 from kvoy_operator_bench.client import Client
@@ -89,6 +91,20 @@ async def stay(site: Site, duration_s: float) -> Stage:
     return Stage(usage.wall_s, usage, site.audit.read(), after - before)
 
 
+async def restart(
+    site: Site, start: Callable[[], OperatorProcess], num_resources: int, timeout_s: float
+) -> tuple[Site, Stage]:
+    """End the operator and start another, until it has looked at everything; the site with it."""
+    await asyncio.to_thread(site.operator.terminate)
+    site, started_s = replace(site, operator=start()), time.monotonic()
+    async with measured(site.operator.pid) as usage:
+        async with asyncio.timeout(timeout_s):
+            await _wait_until_caught_up(site, num_resources)
+        wall_s = time.monotonic() - started_s
+        await _wait_until_quiet(site)
+    return site, Stage(wall_s, usage, site.audit.read(), await scrape(site))
+
+
 async def delete(site: Site, namespaces: Sequence[str], timeout_s: float) -> Stage:
     """Delete all services and routers, and wait until garbage collection has taken the rest."""
     before, started_s = await scrape(site), time.monotonic()
@@ -113,6 +129,16 @@ async def count_children(client: Client) -> dict[str, int]:
 
 async def scrape(site: Site) -> Reconciles:
     return Reconciles.scraped(await asyncio.to_thread(site.operator.get, "/metrics"))
+
+
+async def _wait_until_caught_up(site: Site, num_resources: int) -> None:
+    while True:
+        with contextlib.suppress(OSError):  # does not listen yet
+            metrics = await asyncio.to_thread(site.operator.get, "/metrics")
+            is_idle = sum_of(metrics, "kvoy_operator_queue_depth") == 0
+            if is_idle and Reconciles.scraped(metrics).count >= num_resources:
+                return
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _create_all(site: Site, wanted: Sequence[Wanted]) -> None:
