@@ -174,6 +174,8 @@ archives() {
   mkdir -p "$cache/tmp" "$uv_cache"
   exec 9> "$cache/lock"
   flock 9
+  # What a run that was ended has left: its layers could not be removed else.
+  own_buildah rm --all > /dev/null
   for name in "$@"; do
     archive "$name"
   done

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from kvoy_cluster import build
 from kvoy_cluster.go_modules import GoModule
 
