@@ -78,9 +78,10 @@ class Watches:
 
     async def _keep_optional(self, kind: Kind) -> None:
         while True:
-            while not await self._is_served(kind, before=False):
-                self._have_looked.set()
-                await asyncio.sleep(_DISCOVERY_S)
+            while not (is_served := await self._is_served(kind)):
+                if is_served is False:
+                    self._have_looked.set()
+                await asyncio.sleep(_LOOK_S if is_served is None else _DISCOVERY_S)
             await self._watch_until_end([kind], self._follow(kind))
             await self._on_optional(kind, False)
             await asyncio.sleep(_RESTART_S)
@@ -89,10 +90,10 @@ class Watches:
         """Return when the cluster no longer knows `kind`."""
         self._have_looked.set()
         await self._on_optional(kind, True)
-        is_served = True
-        while is_served:
+        is_served: bool | None = True
+        while is_served is not False:
             await asyncio.sleep(_DISCOVERY_S)
-            is_served = await self._is_served(kind, before=True)
+            is_served = await self._is_served(kind)
         log.info("kind is no longer served", extra={"kind": kind.name})
 
     async def _watch_until_end(
@@ -127,7 +128,7 @@ class Watches:
     async def _wait_for_custom_resources(self) -> None:
         is_reported = False
         while True:
-            missing = [k.plural for k in CUSTOM if not await self._is_served(k, before=False)]
+            missing = [k.plural for k in CUSTOM if not await self._is_served(k)]
             if not missing:
                 return
             if not is_reported:
@@ -135,12 +136,12 @@ class Watches:
                 log.warning("waits for custom resources", extra={"missing": ",".join(missing)})
             await asyncio.sleep(_LOOK_S)
 
-    async def _is_served(self, kind: Kind, *, before: bool) -> bool:
-        """Whether the cluster knows `kind`; `before`, when it does not answer."""
+    async def _is_served(self, kind: Kind) -> bool | None:
+        """Whether the cluster knows `kind`; None: it does not say."""
         try:
             found = await self._api.request("GET", f"/apis/{kind.group}/{kind.version}")
         except ApiRefusal as error:
-            return False if error.is_not_found else before
+            return False if error.is_not_found else None
         except ApiFailure:
-            return before
+            return None
         return any(resource["name"] == kind.plural for resource in found.get("resources") or ())

@@ -14,6 +14,8 @@ from kvoy_operated.operator_process import OperatorProcess
 from kvoy_operator.kinds import LLM_SERVICE, Kind, kind_of
 from kvoy_operator.rbac import Rule, own_rules, router_rules, service_rules
 
+_TIMEOUT_S = 120.0
+"""Of whatever takes seconds on an idle machine."""
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _LEASE, _MASTER, _ROUTER_ROLE = "kvoy-operator", "kvoy-operator-master", "kvoy-router"
 
@@ -114,13 +116,13 @@ class Site:
         found: dict[str, Any] = self._wait(check, what)
         return found
 
-    def wait_until(self, check: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    def wait_until(self, check: Callable[[], Any], what: str, timeout_s: float = _TIMEOUT_S) -> Any:
         return self._wait(check, what, timeout_s)
 
     def wait_until_gone(self, kind: str, name: str) -> None:
         self._wait(lambda: not self.exists(kind, name), f"{kind} {name} gone")
 
-    def _wait(self, check: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    def _wait(self, check: Callable[[], Any], what: str, timeout_s: float = _TIMEOUT_S) -> Any:
         def ended() -> str | None:
             if self._operators and not any(each.is_running for each in self._operators):
                 return f"no operator runs: {self.log.read_text()[-2000:]}"
