@@ -14,11 +14,12 @@ _NUM_WORKERS = 16
 
 
 class WatchingKubelet:
-    """Over the pods of all namespaces with a label; one of many pods looks at each only once."""
+    """Over the pods of all namespaces with the operator's label; each is spoken for once."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._unready: asyncio.Queue[Body] = asyncio.Queue()
+        self._seen: set[str] = set()  # uids
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -28,9 +29,11 @@ class WatchingKubelet:
             await self._client.watch(POD.path(None), POD.label_selector, self._see)
 
     def _see(self, event_type: str, pod: Body) -> None:
-        is_new = event_type == "ADDED" and "deletionTimestamp" not in pod["metadata"]
-        if is_new and not is_ready(pod):
-            self._unready.put_nowait(pod)
+        uid = pod["metadata"]["uid"]
+        if event_type == "ADDED" and uid not in self._seen:
+            self._seen.add(uid)
+            if not is_ready(pod):
+                self._unready.put_nowait(pod)
 
     async def _tend_forever(self) -> None:
         while True:
