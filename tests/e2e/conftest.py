@@ -11,8 +11,10 @@ import pytest
 from kvoy_cluster.build import build
 from kvoy_cluster.cluster import Cluster
 from kvoy_e2e.platform import (
+    BARE_NODE,
     CLIENT,
     CLIENT_POD,
+    FULL_NODE,
     MODEL,
     MODELS,
     NAMESPACE,
@@ -26,8 +28,9 @@ from kvoy_e2e.platform import (
 def platform(cluster: Cluster) -> Iterator[Platform]:
     """Images are loaded, the client waits in its pod; Kvoy itself is not installed yet."""
     platform = Platform(cluster, build())
-    for archive in archives():
-        cluster.import_image(archive)
+    for name, archive in archives().items():
+        cluster.import_image(archive, [FULL_NODE] if name == "engine-cpu" else None)
+    platform.kubectl("cordon", BARE_NODE)
     model = MODELS / MODEL
     assert model.is_dir(), f"no model at {model}: make model"
     platform.kubectl("create", "namespace", NAMESPACE)

@@ -11,7 +11,7 @@ import json
 import pytest
 
 from kvoy_cluster.waiting import wait_for
-from kvoy_e2e.platform import NAMESPACE, ROOT, SYSTEM, Platform
+from kvoy_e2e.platform import BARE_NODE, NAMESPACE, ROOT, SYSTEM, Platform
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,7 @@ kind: LLMService
 metadata: {name: smol}
 spec:
   model: {uri: pvc://models/smollm2-135m-instruct, name: smollm2}
+  resources: {limits: {cpu: 1}}
 """
 
 SPLIT = """
@@ -163,7 +164,7 @@ def test_a_rolling_update_under_load_fails_no_request(platform: Platform) -> Non
 
     report = load.finish()
     assert report["failures"] == []
-    assert report["completed"] > 20
+    assert report["completed"] >= 5
     assert not before & engine_uids(platform, "smol")
 
 
@@ -195,6 +196,7 @@ def test_a_router_rollout_under_load_drains_its_streams(platform: Platform) -> N
 
 
 def test_a_split_service_has_two_pools_of_one_revision(platform: Platform) -> None:
+    platform.kubectl("uncordon", BARE_NODE)
     platform.apply(SPLIT)
 
     platform.wait_until_settled("split")
