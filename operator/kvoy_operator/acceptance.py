@@ -9,6 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvoy_operator.errors import InvalidSpec
+from kvoy_operator.kinds import LLM_SERVICE
+from kvoy_operator.observed import Body
 from kvoy_operator.resources import LLMService
 from kvoy_operator.spec_pool import PoolSpec
 
@@ -32,12 +34,45 @@ def invalid(error: InvalidSpec) -> Refusal:
     return Refusal("InvalidSpec", f"{error.field}: {error.message}")
 
 
-def name_clash(kind: str, name: str) -> Refusal:
+def name_clash(manifest: Body, live: Body) -> Refusal:
+    """`live` has the name of `manifest` and belongs to somebody else."""
+    controllers = [
+        f"belongs to {owner['kind']} {owner['name']}"
+        for owner in live["metadata"].get("ownerReferences") or ()
+        if owner.get("controller")
+    ]
+    whose = controllers[0] if controllers else "is not Kvoy's"
     return Refusal(
         "NameClash",
-        f"metadata.name: the {kind} {name} exists already and is not Kvoy's; it is left as it is. "
-        f"Delete or rename it, or give the service another name.",
+        f"metadata.name: the {manifest['kind']} {manifest['metadata']['name']} exists already and "
+        f"{whose}; it is left as it is. Delete or rename one of the two.",
     )
+
+
+def shadowed(body: Body, rival: Body | None) -> Refusal | None:
+    """An LLMService with a router of its own and an LLMRouter of one name would share children: the
+    older of them has them, or of the same second the service. `rival` is the other of the two."""
+    if rival is None or any(_has_shared_router(each) for each in (body, rival)):
+        return None
+    if _age_order(body) < _age_order(rival):
+        return None
+    kind, name = rival["kind"], rival["metadata"]["name"]
+    remedy = "Rename one of the two"
+    if body["kind"] == LLM_SERVICE.name:
+        remedy += f", or set spec.router.ref: {name} to be served by it"
+    return Refusal(
+        "NameClash",
+        f"metadata.name: the {kind} {name} is older, and both would have a Service {name}. "
+        f"{remedy}.",
+    )
+
+
+def _has_shared_router(body: Body) -> bool:
+    return bool(((body.get("spec") or {}).get("router") or {}).get("ref"))
+
+
+def _age_order(body: Body) -> tuple[str, bool]:
+    return body["metadata"]["creationTimestamp"], body["kind"] != LLM_SERVICE.name
 
 
 def _by_engine(service: LLMService) -> Refusal | None:

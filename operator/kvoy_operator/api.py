@@ -21,6 +21,7 @@ from kvoy_operator.api_errors import ApiRefusal, ApiUnreachable
 APPLY_PATCH = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 JSON = "application/json"
+PARTIAL_OBJECT = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 PARTIAL_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 REQUEST_TIMEOUT_S = 30.0

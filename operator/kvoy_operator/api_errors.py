@@ -69,6 +69,11 @@ class ApiRefusal(ApiFailure):
         return self.code == 403
 
     @property
+    def is_missing_right(self) -> bool:
+        """RBAC's own words: the caller may not do this at all."""
+        return self.is_forbidden and " cannot " in self.message and "User " in self.message
+
+    @property
     def is_quota_exceeded(self) -> bool:
         return self.is_forbidden and "exceeded quota" in self.message
 

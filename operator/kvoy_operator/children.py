@@ -30,12 +30,10 @@ from kvoy_operator.identity import Manifest
 from kvoy_operator.kinds import JOB, LLM_SERVICE, SECRET, kind_of
 from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.record import Key
+from kvoy_operator.refusals import recheck_after_s, refusal_by
 
 _RECHECK_S = 2.0
 """So long until another look at objects that are going away."""
-_REFUSED_RECHECK_S = 30.0
-"""So long until another look when somebody else may have made room in the meantime: by no event
-that is watched."""
 _PRUNED = frozenset(
     {
         "Deployment",
@@ -92,23 +90,6 @@ def ownership(live: Body, owner: Body) -> Ownership:
         and labels.get(owner_label) == owner["metadata"]["name"]
     )
     return Ownership.ORPHAN if is_orphan else Ownership.STRANGER
-
-
-def refusal_by(error: ApiRefusal, manifest: Body) -> Refusal | None:
-    """What to tell the user of a refusal; None: it may pass, so it is an error to try again."""
-    message = f"{manifest['kind']} {manifest['metadata']['name']}: {error.message}"
-    if error.is_namespace_terminating:
-        return None
-    if error.is_quota_exceeded:
-        return Refusal("QuotaExceeded", message)
-    if error.is_forbidden:
-        return Refusal("Forbidden", message)
-    return Refusal("InvalidSpec", message) if error.is_invalid else None
-
-
-def recheck_after_s(refusal: Refusal) -> float | None:
-    """When a refusal may have lost its cause without a change that is watched; None: never."""
-    return None if refusal.reason == "InvalidSpec" else _REFUSED_RECHECK_S
 
 
 class Children:
@@ -194,7 +175,7 @@ class Children:
             return Ownership.OURS
         whose = ownership(live, owner)
         if whose is Ownership.STRANGER:
-            return name_clash(manifest["kind"], manifest["metadata"]["name"])
+            return name_clash(manifest, live)
         if whose is Ownership.DYING or "deletionTimestamp" in live["metadata"]:
             return Ownership.DYING
         if manifest["kind"] == JOB.name:
@@ -212,12 +193,16 @@ class Children:
         digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
         if applied.get(metadata["name"]) == digest:
             return Ownership.OURS
-        try:
-            await self._cluster.apply(manifest)
-        except ApiRefusal as error:
-            if not error.is_conflict:
-                raise
-            return name_clash(SECRET.name, metadata["name"])
+        live = await self._cluster.glimpse(SECRET, metadata["namespace"], metadata["name"])
+        whose = Ownership.OURS if live is None else ownership(live, owner)
+        if live is not None and whose is Ownership.STRANGER:
+            return name_clash(manifest, live)
+        if live is not None and (
+            whose is Ownership.DYING or "deletionTimestamp" in live["metadata"]
+        ):
+            return Ownership.DYING
+        # One that somebody has made meanwhile is not taken from him; the next try sees it.
+        await self._cluster.apply(manifest, force=live is not None)
         applied[metadata["name"]] = digest
         return Ownership.OURS
 

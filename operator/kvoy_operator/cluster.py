@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kvoy_operator.api import APPLY_PATCH, MERGE_PATCH, Api
+from kvoy_operator.api import APPLY_PATCH, MERGE_PATCH, PARTIAL_OBJECT, Api
 from kvoy_operator.api_errors import ApiFailure, ApiRefusal
 from kvoy_operator.kinds import EVENT, SECRET, Kind, kind_of
 from kvoy_operator.observed import Body
@@ -51,10 +51,29 @@ class Cluster:
             raise
         return body
 
-    async def apply(self, manifest: Body, *, manager: str = FIELD_MANAGER) -> None:
-        """Server-side apply: what is rendered is taken from whoever has changed it."""
-        # A Secret may not be read first, so a stranger's must show as a conflict.
-        force = manifest["kind"] != SECRET.name
+    async def glimpse(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        """The metadata of an object that may be changed but not read: what a change of nothing
+        would give. None: there is none."""
+        try:
+            answer = await self._api.raw(
+                "PATCH",
+                kind.path(namespace, name),
+                params={"fieldManager": FIELD_MANAGER, "dryRun": "All"},
+                body={},
+                content_type=MERGE_PATCH,
+                accept=PARTIAL_OBJECT,
+            )
+        except ApiRefusal as error:
+            if error.is_not_found:
+                return None
+            raise
+        body: Body = msgspec.json.decode(answer)
+        return body
+
+    async def apply(
+        self, manifest: Body, *, manager: str = FIELD_MANAGER, force: bool = True
+    ) -> None:
+        """Server-side apply: by `force`, what is rendered is taken from whoever has changed it."""
         await self._apply(manifest, {"fieldManager": manager, "force": str(force).lower()})
 
     async def check(self, manifest: Body) -> None:

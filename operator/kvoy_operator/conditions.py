@@ -106,14 +106,21 @@ def not_progressing(refusal: Condition) -> Condition:
 
 
 def degraded(
-    pools: Sequence[PoolState], phase: Phase | None, failure: Failure | None, message: str
+    pools: Sequence[PoolState],
+    phase: Phase | None,
+    failure: Failure | None,
+    message: str,
+    router: RouterState,
 ) -> Condition:
-    """A replica beyond the desired ones may well wait for room; all other failures count."""
+    """A replica beyond the desired ones may well wait for room; all other failures count. A
+    router's counts when none of its pods serves."""
     is_short = phase is Phase.STOPPED or not all(pool.is_full for pool in pools)
     if failure is not None and (is_short or failure.reason not in _SURPLUS_MAY_WAIT):
         return Condition(DEGRADED, True, failure.reason, failure.message)
     if phase is Phase.STOPPED:
         return Condition(DEGRADED, True, Phase.STOPPED, message)
+    if not router.is_ready and router.reason in set(FailureReason):
+        return Condition(DEGRADED, True, router.reason, f"Router: {router.message}")
     return Condition(DEGRADED, False, "AsExpected", "Nothing fails.")
 
 

@@ -30,6 +30,7 @@ class FailureReason(StrEnum):
     MISSING_SECRET = "MissingSecret"
     MISSING_CONFIG_MAP = "MissingConfigMap"
     MISSING_PVC = "MissingPVC"
+    UNBOUND_PVC = "UnboundPVC"
     CONTAINER_CONFIG = "ContainerConfig"
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_SECURITY_FORBIDDEN = "PodSecurityForbidden"
@@ -59,11 +60,15 @@ _REMEDIES: Final = {
     "namespace, or correct its name.",
     FailureReason.MISSING_PVC: "Create the PersistentVolumeClaim in the service's namespace, or "
     "correct its name in model.uri, model.cache or podTemplate.",
+    FailureReason.UNBOUND_PVC: "Nothing provides the volume: name a StorageClass that does "
+    "(model.cache.pvc.storageClass, or the cluster's default) and an accessMode that it offers, or "
+    "create a PersistentVolume.",
     FailureReason.CONTAINER_CONFIG: "Correct the container's settings in podTemplate or engine.",
     FailureReason.QUOTA_EXCEEDED: "Raise the namespace's ResourceQuota or ask for less.",
     FailureReason.POD_SECURITY_FORBIDDEN: "Use a namespace whose PodSecurity level allows it, or "
     "change podTemplate or model.cache.",
-    FailureReason.PODS_REFUSED: "The API server refuses the pods: correct what it names.",
+    FailureReason.PODS_REFUSED: "The API server refuses the pods: create what it misses, or "
+    "correct in resources or podTemplate what it names.",
     FailureReason.NODE_LOST: "The node does not answer: repair or remove it.",
     FailureReason.EVICTED: "The node ran out of what it names: set requests, or use larger nodes.",
     FailureReason.WORKER_LOST: "The group starts again as a whole; read the worker's logs if it "
@@ -99,6 +104,16 @@ _MISSING: Final = (
         re.compile(r"\bconfigmaps? \"|\bin ConfigMap ", re.IGNORECASE),
         FailureReason.MISSING_CONFIG_MAP,
     ),
+)
+# A quota over requests or limits takes no pod that does not say its own.
+_UNSAID: Final = re.compile(r"failed quota: .*must specify")
+_SAY_IT: Final = (
+    "Set what it names in resources, for routers in router.resources, or give the namespace a "
+    "LimitRange with defaults."
+)
+_NO_VOLUME: Final = re.compile(
+    r"unbound immediate PersistentVolumeClaims|find available persistent volumes to bind"
+    r"|bound to non-existent pv"
 )
 _MISSING_CLAIM: Final = re.compile(r'persistentvolumeclaim "[^"]+" (not found|is being deleted)')
 # An extended resource has a domain before its name, which cpu, memory and the like lack.
@@ -196,6 +211,8 @@ def _unplaced(pod: PodView) -> tuple[FailureReason, str] | None:
     text = pod.unscheduled_message
     if _MISSING_CLAIM.search(text):
         return FailureReason.MISSING_PVC, text
+    if _NO_VOLUME.search(text):
+        return FailureReason.UNBOUND_PVC, text
     if _NO_DEVICE.search(text):
         return FailureReason.GPU_INSUFFICIENT, text
     return FailureReason.UNSCHEDULABLE, text
@@ -252,9 +269,19 @@ def _lost_worker(pod: PodView, pods: Iterable[PodView]) -> Failure | None:
     return None
 
 
-def _failure(reason: FailureReason, shown: str, subject: str, text: str) -> Failure:
+def remedy_of(reason: FailureReason) -> str:
+    """What to do, in a sentence."""
+    return _REMEDIES[reason]
+
+
+def quoted(text: str) -> str:
+    """Somebody else's message on one line, cut to what a condition repeats."""
     own = " ".join(text.split())
-    if len(own) > MAX_QUOTED:
-        own = own[: MAX_QUOTED - 1] + "…"
+    return own if len(own) <= MAX_QUOTED else own[: MAX_QUOTED - 1] + "…"
+
+
+def _failure(reason: FailureReason, shown: str, subject: str, text: str) -> Failure:
+    own = quoted(text)
     said = f"{shown}: {own}" if own else shown
-    return Failure(reason, subject, f"{said.rstrip('.')}. {_REMEDIES[reason]}")
+    remedy = _SAY_IT if _UNSAID.search(text) else _REMEDIES[reason]
+    return Failure(reason, subject, f"{said.rstrip('.')}. {remedy}")

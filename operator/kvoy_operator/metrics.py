@@ -68,9 +68,8 @@ class Metrics:
     def observe_call(self, method: str, path: str, code: int) -> None:
         """Count one call to the API server; `api.Observer`."""
         verb = _VERBS.get(method, method.lower())
-        # Looking for what is not there yet is no error.
-        is_miss = method == "GET" and code == 404
-        if (code == 0 or code >= 400) and not is_miss:
+        # What is not there yet, or no more, is no error.
+        if code == 0 or (code >= 400 and code != 404):
             self.api_errors.labels(verb, str(code)).inc()
         if method != "GET":
             self.api_writes.labels(verb, _resource(path, method)).inc()

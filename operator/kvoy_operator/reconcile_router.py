@@ -8,7 +8,7 @@ from typing import Any
 
 from kvoy_contract.fleet import DEFAULT_WEIGHT
 from kvoy_operator import conditions
-from kvoy_operator.acceptance import Refusal, invalid
+from kvoy_operator.acceptance import Refusal, invalid, shadowed
 from kvoy_operator.children import Children, Outcome
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.errors import InvalidSpec
@@ -18,7 +18,8 @@ from kvoy_operator.manifests import is_behind, render_shared_router
 from kvoy_operator.observed import Body, ChildKey
 from kvoy_operator.options import RenderOptions
 from kvoy_operator.reconcile import Gone
-from kvoy_operator.record import Key
+from kvoy_operator.record import Key, Ref
+from kvoy_operator.refusals import recheck_after_s
 from kvoy_operator.report import Reporter
 from kvoy_operator.resources import LLMRouter, LLMService, parse_router, parse_service
 from kvoy_operator.router_state import own_router, router_counts
@@ -53,8 +54,14 @@ class RouterStory:
             await self._reporter.report(body, self._refused(body, invalid(error)))
             return None
         services = self._services_behind(router)
+        rival = self._store.body(Ref(LLM_SERVICE.name, key.namespace, key.name))
+        clash = shadowed(body, rival)
         try:
-            outcome = await self._settle(key, body, router, services)
+            outcome = (
+                Outcome((clash,), recheck_after_s(clash))
+                if clash
+                else await self._settle(key, body, router, services)
+            )
         except InvalidSpec as error:
             outcome = Outcome((invalid(error),))
         refusal = outcome.refusals[0] if outcome.refusals else None
@@ -81,7 +88,7 @@ class RouterStory:
         status = router_status(
             router,
             [(each, weights.get(each.name, DEFAULT_WEIGHT)) for each in services],
-            own_router(key.name, observed),
+            own_router(key.name, observed, refusal),
             router_counts(deployment),
             refusal,
             self._clock(),

@@ -12,14 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvoy_operator.acceptance import Refusal, invalid, refusal_of
-from kvoy_operator.children import (
-    Children,
-    Outcome,
-    Ownership,
-    ownership,
-    recheck_after_s,
-)
+from kvoy_operator.acceptance import Refusal, invalid, refusal_of, shadowed
+from kvoy_operator.children import Children, Outcome, Ownership, ownership
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.conditions import RouterState
 from kvoy_operator.errors import InvalidSpec
@@ -34,6 +28,7 @@ from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.options import RenderOptions
 from kvoy_operator.reconcile import Gone
 from kvoy_operator.record import Key, Ref
+from kvoy_operator.refusals import recheck_after_s
 from kvoy_operator.report import Reporter
 from kvoy_operator.resources import LLMService, parse_service
 from kvoy_operator.revision import revision_of
@@ -118,8 +113,11 @@ class ServiceStory:
             return self._refused(key, body, invalid(error))
         routers = [each["metadata"]["name"] for each in self._routers(key.namespace)]
         refusal = refusal_of(service, has_lws=self._store.has_lws, router_names=routers)
+        rival = self._store.body(Ref(LLM_ROUTER.name, key.namespace, key.name))
+        refusal = refusal or shadowed(body, rival)
         if refusal is not None:
-            return self._stopped(key, body, service, refusal)
+            told = self._stopped(key, body, service, refusal)
+            return dataclasses.replace(told, requeue_after_s=recheck_after_s(refusal))
         try:
             return await self._serve(key, body, service)
         except InvalidSpec as error:
@@ -186,15 +184,14 @@ class ServiceStory:
         """The spec cannot be read: the status repeats what it said last."""
         ref = ((body.get("spec") or {}).get("router") or {}).get("ref")
         observed = self._observe(key, body)
-        return _Told(
-            facts_of_refused(body), self._router_state(key, ref, observed), refusal=refusal
-        )
+        router = self._router_state(key, ref, observed, refusal)
+        return _Told(facts_of_refused(body), router, refusal=refusal)
 
     def _stopped(self, key: Key, body: Body, service: LLMService, refusal: Refusal) -> _Told:
         """What runs is left as it is."""
         counts, observed = self._counts(key, service), self._observe(key, body)
         facts = facts_of(service, counts, revision_of(service))
-        router = self._router_state(key, service.spec.router.ref, observed)
+        router = self._router_state(key, service.spec.router.ref, observed, refusal)
         return _Told(facts, router, refusal=refusal)
 
     def _observe(self, key: Key, body: Body) -> Observed:
@@ -222,9 +219,11 @@ class ServiceStory:
     def _routers(self, namespace: str) -> list[dict[str, Any]]:
         return self._store.customs(LLM_ROUTER.name, namespace)
 
-    def _router_state(self, key: Key, ref: str | None, observed: Observed) -> RouterState:
+    def _router_state(
+        self, key: Key, ref: str | None, observed: Observed, refusal: Refusal | None = None
+    ) -> RouterState:
         if ref is None:
-            return own_router(key.name, observed)
+            return own_router(key.name, observed, refusal)
         return shared_router(ref, self._store.body(Ref(LLM_ROUTER.name, key.namespace, ref)))
 
     def _rollout_input(

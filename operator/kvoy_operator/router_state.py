@@ -8,26 +8,32 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvoy_contract.names import ROUTER_COMPONENT
+from kvoy_operator.acceptance import Refusal
 from kvoy_operator.conditions import READY, RouterState
 from kvoy_operator.failures import first_failure
 from kvoy_operator.identity import router_name
 from kvoy_operator.observed import Body, ChildKey, Observed
+from kvoy_operator.views import workload_view
 
 
-def own_router(owner: str, observed: Observed) -> RouterState:
-    """The router whose children are in `observed`; `owner` is the service's or LLMRouter's name."""
+def own_router(owner: str, observed: Observed, refusal: Refusal | None = None) -> RouterState:
+    """The router whose children are in `observed`; `owner` is the service's or LLMRouter's name.
+    `refusal` is why it may not have been made."""
     deployment = observed.children.get(ChildKey("Deployment", router_name(owner)))
     wanted, num_ready = router_counts(deployment)
     shown = f"{num_ready} of {wanted} router pods ready."
+    pods = [pod for pod in observed.pods if pod.component == ROUTER_COMPONENT]
+    workloads = [workload_view("Deployment", deployment)] if deployment else []
+    is_full = 0 < wanted <= num_ready
+    failure = None if is_full else first_failure(pods, workloads)
+    if failure is not None:
+        shown += f" {failure.message}"
     if num_ready:
         return RouterState(True, "RouterAvailable", shown)
-    pods = [pod for pod in observed.pods if pod.component == ROUTER_COMPONENT]
-    failure = first_failure(pods)
     if failure is not None:
-        return RouterState(False, failure.reason, f"{shown} {failure.message}")
-    refused = _replica_failure(deployment)
-    if refused:
-        return RouterState(False, "PodsRefused", f"{shown} {refused}")
+        return RouterState(False, failure.reason, shown)
+    if deployment is None and refusal is not None:
+        return RouterState(False, refusal.reason, refusal.message)
     return RouterState(False, "RouterStarting", shown)
 
 
@@ -48,12 +54,6 @@ def router_counts(deployment: Body | None) -> tuple[int, int]:
         return 0, 0
     status = deployment.get("status") or {}
     return (deployment.get("spec") or {}).get("replicas", 1), status.get("availableReplicas", 0)
-
-
-def _replica_failure(deployment: Body | None) -> str:
-    conditions = ((deployment or {}).get("status") or {}).get("conditions") or ()
-    failure = _condition(conditions, "ReplicaFailure")
-    return str(failure.get("message", "")) if failure.get("status") == "True" else ""
 
 
 def _condition(conditions: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any]:

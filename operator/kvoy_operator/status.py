@@ -198,7 +198,7 @@ def _conditions(
         conditions.progressing(step.phase, message, failure)
         if step
         else conditions.not_progressing(verdict),
-        conditions.degraded(pools, phase, failure, message),
+        conditions.degraded(pools, phase, failure, message, router),
         conditions.router_ready(router),
     ]
 

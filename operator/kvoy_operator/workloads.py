@@ -13,7 +13,6 @@ from kvoy_operator.children import (
     adopt,
     has_metadata,
     ownership,
-    refusal_by,
 )
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.identity import Manifest
@@ -21,6 +20,7 @@ from kvoy_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, kind_of
 from kvoy_operator.manifests import render_workload
 from kvoy_operator.observed import Body, ChildKey, Observed, WorkloadView
 from kvoy_operator.options import RenderOptions
+from kvoy_operator.refusals import refusal_by
 from kvoy_operator.resources import LLMService
 from kvoy_operator.rollout import RolloutStep
 from kvoy_operator.rollout_state import PoolRevision
@@ -84,7 +84,7 @@ class Workloads:
         live = await self._children.find(body, manifest)
         if live is not None:
             if ownership(live, body) is Ownership.STRANGER:
-                return name_clash(manifest["kind"], manifest["metadata"]["name"])
+                return name_clash(manifest, live)
             self._cluster.take_in(kind_of(manifest["kind"]), live)
             if ownership(live, body) is Ownership.DYING:
                 raise ApiRefusal(409, "Conflict", "the object of an owner that is gone is there")

@@ -92,7 +92,14 @@ def _exited(message: str = "", *, code: int = 1, reason: str = "Error") -> PodVi
                 "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not "
                 "found"
             ),
-            "Unschedulable",
+            "UnboundPVC",
+        ),
+        (
+            _unplaced(
+                "0/2 nodes are available: 2 node(s) didn't find available persistent volumes to "
+                "bind."
+            ),
+            "UnboundPVC",
         ),
         (
             _waiting(

@@ -14,13 +14,14 @@ import pytest
 from kvoy_operator.acceptance import Refusal
 from kvoy_operator.api import Api
 from kvoy_operator.api_errors import ApiFailure, ApiRefusal, ApiUnreachable
-from kvoy_operator.children import Children, Ownership, ownership, refusal_by
+from kvoy_operator.children import Children, Ownership, ownership
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.connectivity import Connectivity
-from kvoy_operator.kinds import LLM_SERVICE, SERVICE
+from kvoy_operator.kinds import LLM_SERVICE, SECRET, SERVICE
 from kvoy_operator.metrics import Metrics
 from kvoy_operator.reconcile import Gone, Reconciler
 from kvoy_operator.record import Key, Ref, record_of
+from kvoy_operator.refusals import refusal_by
 from kvoy_operator.resync import Resync
 from kvoy_operator.store import Store
 from kvoy_operator.watch_health import STALLED_AFTER_S, WatchHealth
@@ -58,7 +59,8 @@ class _Server:
         self.calls.append((method, path))
         if refusal := self.refusals.get((method, path)):
             raise refusal
-        if method == "PATCH":
+        is_change = method == "PATCH" and "dryRun" not in (options.get("params") or {})
+        if is_change:
             return self.put(path, options["body"])
         if path not in self.objects:
             raise ApiRefusal(404, "NotFound", f"{path} not found")
@@ -76,6 +78,10 @@ class _Server:
     @property
     def writes(self) -> list[tuple[str, str]]:
         return [call for call in self.calls if call[0] != "GET"]
+
+    @property
+    def secrets(self) -> list[dict[str, Any]]:
+        return [body for body in self.objects.values() if body["kind"] == "Secret"]
 
 
 def _service(name: str = "qwen", **metadata: Any) -> dict[str, Any]:
@@ -129,6 +135,67 @@ async def test_a_strangers_object_is_named_and_not_touched() -> None:
     assert server.writes == []
 
 
+def _secret(**metadata: Any) -> dict[str, Any]:
+    body = {
+        **_service("qwen-internal", **metadata),
+        "kind": "Secret",
+        "data": {"secret": "b3Vycw=="},
+    }
+    del body["spec"]
+    return body
+
+
+async def test_a_strangers_secret_is_not_touched_even_where_no_field_is_in_dispute() -> None:
+    server, store = _Server(), Store()
+    theirs = _secret(ownerReferences=[], labels={}) | {"data": {"other": "dGhlaXJz"}}
+    server.put(SECRET.path("team", "qwen-internal"), theirs)
+
+    (refusal,) = await _settle(server, store, _secret())
+
+    assert refusal.reason == "NameClash"
+    assert "Secret qwen-internal" in refusal.message
+    assert [each["data"] for each in server.secrets] == [{"other": "dGhlaXJz"}]
+
+
+async def test_a_secret_of_an_llmrouter_of_the_same_name_is_not_taken_over() -> None:
+    server, store = _Server(), Store()
+    theirs = _secret()
+    theirs["metadata"]["ownerReferences"][0] |= {"kind": "LLMRouter", "uid": "router"}
+    server.put(SECRET.path("team", "qwen-internal"), theirs)
+
+    (refusal,) = await _settle(server, store, _secret())
+
+    assert "belongs to LLMRouter qwen" in refusal.message
+    (kept,) = server.secrets
+    assert kept["metadata"]["ownerReferences"][0]["uid"] == "router"
+
+
+@pytest.mark.parametrize("change", [{}, {"ownerReferences": []}])
+async def test_a_secret_of_ours_that_was_changed_is_repaired_once(change: dict[str, Any]) -> None:
+    server, store = _Server(), Store()
+    changed = _secret(**change) | {"data": {"secret": "ZHJpZnQ="}}
+    server.put(SECRET.path("team", "qwen-internal"), changed)
+    children = _children(server, store)
+
+    for _ in range(2):
+        outcome = await children.settle(_OWNER, [_secret()], store.observed(_KEY), ())
+        assert outcome.refusals == ()
+
+    assert [each["data"] for each in server.secrets] == [{"secret": "b3Vycw=="}]
+    assert len(server.writes) == 2  # a look and a write
+
+
+async def test_a_secret_of_a_namesake_that_is_gone_is_waited_for() -> None:
+    server, store = _Server(), Store()
+    body = server.put(SECRET.path("team", "qwen-internal"), _secret())
+    body["metadata"]["ownerReferences"][0]["uid"] = "earlier"
+
+    outcome = await _children(server, store).settle(_OWNER, [_secret()], store.observed(_KEY), ())
+
+    assert outcome.requeue_after_s is not None
+    assert outcome.refusals == ()
+
+
 async def test_one_refused_child_does_not_hold_up_the_others() -> None:
     server, store = _Server(), Store()
     first, second = SERVICE.path("team", "qwen"), SERVICE.path("team", "qwen-engines")
@@ -136,7 +203,8 @@ async def test_one_refused_child_does_not_hold_up_the_others() -> None:
 
     (refusal,) = await _settle(server, store, _service(), _service("qwen-engines"))
 
-    assert refusal == Refusal("InvalidSpec", "Service qwen: spec.ports: too odd")
+    assert refusal.reason == "InvalidSpec"
+    assert refusal.message.startswith("Service qwen: spec.ports: too odd")
     assert second in server.objects
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvoy_operator.acceptance import Refusal
-from kvoy_operator.conditions import RouterState
+from kvoy_operator.conditions import PoolState, RouterState, degraded
 from kvoy_operator.observed import ChildKey, ContainerView, Observed, PodView, WorkloadView
 from kvoy_operator.render_testing import make_router, make_service, service_body
 from kvoy_operator.rollout import Phase, Reported, RolloutInput, RolloutSettings, plan_rollout
@@ -321,7 +321,11 @@ def test_a_shared_router_without_services_is_not_ready() -> None:
 
 
 def _router_deployment(available: int) -> Observed:
-    body = {"spec": {"replicas": 2}, "status": {"availableReplicas": available}}
+    body = {
+        "metadata": {"name": "qwen-router", "uid": "1", "generation": 1},
+        "spec": {"replicas": 2},
+        "status": {"availableReplicas": available, "observedGeneration": 1},
+    }
     return Observed(children={ChildKey("Deployment", "qwen-router"): body})
 
 
@@ -332,6 +336,44 @@ def test_a_router_is_up_with_its_first_pod_and_says_why_not() -> None:
     assert own_router("qwen", _router_deployment(0)).reason == "RouterStarting"
     assert own_router("qwen", Observed()).reason == "RouterStarting"
     assert own_router("qwen", replace(Observed(), pods=(failing,))).reason == "CrashLoop"
+
+
+def test_a_router_whose_pods_are_refused_says_by_whom_and_what_to_do() -> None:
+    observed = _router_deployment(0)
+    (deployment,) = (dict(each) for each in observed.children.values())
+    condition = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": 'pods "qwen-router-1" is forbidden: failed quota: tight: must specify '
+        "limits.cpu for: router",
+    }
+    deployment["status"] = {"replicas": 0, "conditions": [condition]}
+    observed = replace(observed, children={ChildKey("Deployment", "qwen-router"): deployment})
+
+    state = own_router("qwen", observed)
+
+    assert (state.is_ready, state.reason) == (False, "QuotaExceeded")
+    assert "router.resources" in state.message
+
+
+def test_a_router_that_may_not_be_made_says_why() -> None:
+    refusal = Refusal("NameClash", "metadata.name: taken")
+
+    state = own_router("qwen", Observed(), refusal)
+
+    assert (state.reason, state.message) == ("NameClash", "metadata.name: taken")
+
+
+def test_a_failing_router_degrades_its_service() -> None:
+    failing = replace(_crashing("r"), component="router", pool="")
+    router = own_router("qwen", replace(_router_deployment(0), pods=(failing,)))
+    full = (PoolState("serving", 1, 1, 1, "LLMService", "r1"),)
+
+    condition = degraded(full, Phase.SETTLED, None, "", router)
+
+    assert (condition.holds, condition.reason) == (True, "CrashLoop")
+    assert not degraded(full, Phase.SETTLED, None, "", own_router("qwen", Observed())).holds
 
 
 def test_a_shared_routers_readiness_is_that_of_its_object() -> None:
