@@ -17,6 +17,9 @@ from kvoy_operator.work_queue import RetryLater
 
 log = logging.getLogger(__name__)
 
+_LACK_S = 15.0
+"""A right that is missing is told when it has been missing for so long."""
+
 Story = Callable[[Key], Awaitable[float | None]]
 """Seconds until the key wants to be looked at again; None: when something changes. Raises
 `Gone` for a resource that is no more, ApiFailure for what may pass."""
@@ -43,6 +46,7 @@ class Reconciler:
         self._resync_s = resync_s
         self._clock = clock
         self._failing: dict[Key, str] = {}
+        self._lacking_since_s: dict[Key, float] = {}
 
     async def __call__(self, key: Key) -> float | None:
         """Seconds until the next look. Raises RetryLater."""
@@ -77,7 +81,7 @@ class Reconciler:
         """A line when a resource begins to fail, or fails otherwise. That the server is away is
         said once for all, by who watches the calls; a conflict is everyday."""
         message = str(error)
-        if self._failing.get(key) == message:
+        if self._failing.get(key) == message or self._is_recent_lack(key, error):
             return
         is_known = isinstance(error, ApiUnreachable) or (
             isinstance(error, ApiRefusal) and error.is_conflict
@@ -87,6 +91,14 @@ class Reconciler:
         level = logging.DEBUG if is_known else logging.WARNING
         log.log(level, "reconcile fails", extra={"resource": str(key), "error": message})
 
+    def _is_recent_lack(self, key: Key, error: ApiFailure) -> bool:
+        """In a namespace that is being deleted, the operator's role may go before the services."""
+        if not (isinstance(error, ApiRefusal) and error.is_missing_right):
+            return False
+        now_s = self._clock()
+        return now_s - self._lacking_since_s.setdefault(key, now_s) < _LACK_S
+
     def _recovered(self, key: Key) -> None:
+        self._lacking_since_s.pop(key, None)
         if self._failing.pop(key, None) is not None:
             log.info("reconcile works again", extra={"resource": str(key)})

@@ -292,6 +292,22 @@ async def test_a_key_comes_back_when_its_story_asks_and_at_the_latest_for_a_resy
     assert _results(metrics, "ok") == 2.0
 
 
+async def test_a_missing_right_is_told_once_and_only_when_it_lasts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(_: Key) -> float | None:
+        raise ApiRefusal(403, "Forbidden", 'User "operator" cannot patch resource "services"')
+
+    now_s = 100.0
+    reconcile = Reconciler({"LLMService": story}, Metrics(), 480.0, clock=lambda: now_s)
+
+    for at_s, num_lines in ((100.0, 0), (110.0, 0), (120.0, 1), (130.0, 1)):
+        now_s = at_s
+        with pytest.raises(RetryLater):
+            await reconcile(_KEY)
+        assert len([each for each in caplog.records if each.levelname == "WARNING"]) == num_lines
+
+
 async def test_a_resource_that_is_gone_does_not_come_back() -> None:
     async def story(_: Key) -> float | None:
         raise Gone
