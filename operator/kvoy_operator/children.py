@@ -129,9 +129,7 @@ class Children:
     ) -> list[Refusal | Ownership]:
         """All at the same time: each is mostly a wait for the server. One that fails holds up none
         of the others; then the first failure is raised."""
-        tries = [
-            self._try_one(owner, each, observed.children.get(_key(each))) for each in manifests
-        ]
+        tries = [self._try_one(owner, each, observed) for each in manifests]
         results = await asyncio.gather(*tries, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -153,10 +151,10 @@ class Children:
         )
 
     async def _try_one(
-        self, owner: Body, manifest: Manifest, live: Body | None
+        self, owner: Body, manifest: Manifest, observed: Observed
     ) -> Refusal | Ownership:
         try:
-            return await self._settle_one(owner, manifest, live)
+            return await self._settle_one(owner, manifest, observed)
         except ApiRefusal as error:
             refusal = refusal_by(error, manifest)
             if refusal is None:
@@ -164,15 +162,17 @@ class Children:
             return refusal
 
     async def _settle_one(
-        self, owner: Body, manifest: Body, live: Body | None
+        self, owner: Body, manifest: Manifest, observed: Observed
     ) -> Refusal | Ownership:
         if manifest["kind"] == SECRET.name:
-            return await self._settle_secret(owner, manifest)
+            return await self._settle_secret(owner, manifest, is_new=not observed.children)
+        live = observed.children.get(_key(manifest))
         if live is None:
+            if await self._cluster.create(manifest):
+                return Ownership.OURS
             live = await self.find(owner, manifest)
         if live is None:
-            await self._cluster.apply(manifest)
-            return Ownership.OURS
+            raise ApiRefusal(409, "Conflict", "what was in the way has gone")
         whose = ownership(live, owner)
         if whose is Ownership.STRANGER:
             return name_clash(manifest, live)
@@ -186,12 +186,18 @@ class Children:
             await self._cluster.apply(manifest)
         return Ownership.OURS
 
-    async def _settle_secret(self, owner: Body, manifest: Body) -> Refusal | Ownership:
+    async def _settle_secret(
+        self, owner: Body, manifest: Manifest, *, is_new: bool
+    ) -> Refusal | Ownership:
+        """`is_new`: its owner has no children yet, so it is most likely not there."""
         metadata = manifest["metadata"]
         key = Key(owner["kind"], metadata["namespace"], owner["metadata"]["name"])
         applied = self._secrets.setdefault(key, {})
         digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
         if applied.get(metadata["name"]) == digest:
+            return Ownership.OURS
+        if is_new and await self._cluster.create(manifest):
+            applied[metadata["name"]] = digest
             return Ownership.OURS
         live = await self._cluster.glimpse(SECRET, metadata["namespace"], metadata["name"])
         whose = Ownership.OURS if live is None else ownership(live, owner)

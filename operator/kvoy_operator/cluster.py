@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 STATUS_MANAGER = "kvoy-operator-status"
 _EVENT_CONTROLLER = "kvoy.dev/operator"
+_NO_VERSION = "1"
+"""No object has it, since every write makes a later one: what is applied with it is created, or
+conflicts with what is there."""
 
 
 class Cluster:
@@ -69,6 +72,17 @@ class Cluster:
             raise
         body: Body = msgspec.json.decode(answer)
         return body
+
+    async def create(self, manifest: Body) -> bool:
+        """Server-side apply of an object that is not there yet; False: there is one, untouched."""
+        metadata = {**manifest["metadata"], "resourceVersion": _NO_VERSION}
+        try:
+            await self.apply({**manifest, "metadata": metadata})
+        except ApiRefusal as error:
+            if error.is_conflict:
+                return False
+            raise
+        return True
 
     async def apply(
         self, manifest: Body, *, manager: str = FIELD_MANAGER, force: bool = True

@@ -61,6 +61,9 @@ class _Server:
             raise refusal
         is_change = method == "PATCH" and "dryRun" not in (options.get("params") or {})
         if is_change:
+            version = options["body"]["metadata"].get("resourceVersion")
+            if version and path in self.objects:
+                raise ApiRefusal(409, "Conflict", "the object has been modified")
             return self.put(path, options["body"])
         if path not in self.objects:
             raise ApiRefusal(404, "NotFound", f"{path} not found")
@@ -126,13 +129,13 @@ async def test_a_child_that_is_as_it_should_be_is_not_written_again() -> None:
 async def test_a_strangers_object_is_named_and_not_touched() -> None:
     server, store = _Server(), Store()
     path = SERVICE.path("team", "qwen")
-    server.put(path, _service(ownerReferences=[], labels={}))
+    theirs = server.put(path, _service(ownerReferences=[], labels={}))
 
     (refusal,) = await _settle(server, store, _service())
 
     assert refusal.reason == "NameClash"
     assert "Service qwen" in refusal.message
-    assert server.writes == []
+    assert server.objects[path] is theirs
 
 
 def _secret(**metadata: Any) -> dict[str, Any]:
@@ -182,7 +185,7 @@ async def test_a_secret_of_ours_that_was_changed_is_repaired_once(change: dict[s
         assert outcome.refusals == ()
 
     assert [each["data"] for each in server.secrets] == [{"secret": "b3Vycw=="}]
-    assert len(server.writes) == 2  # a look and a write
+    assert len(server.writes) == 3  # a try to create it, a look and a write
 
 
 async def test_a_secret_of_a_namesake_that_is_gone_is_waited_for() -> None:
