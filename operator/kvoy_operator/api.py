@@ -26,6 +26,8 @@ PARTIAL_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1
 
 REQUEST_TIMEOUT_S = 30.0
 """Admission webhooks may take ten seconds each."""
+_LIMITS = httpx2.Limits(max_connections=100, max_keepalive_connections=40, keepalive_expiry=30.0)
+"""As many as all workers use at once are kept: a new one costs more than a call."""
 
 Observer = Callable[[str, str, int], None]
 """Told of each call: HTTP method, URL path, status (0: no answer)."""
@@ -46,7 +48,7 @@ def load_kubeconfig(path: str | None) -> SingleConfig:
 class Api:
     def __init__(self, config: SingleConfig, observe: Observer = lambda *_: None) -> None:
         params = client_adapter.ConnectionParams(timeout=httpx2.Timeout(REQUEST_TIMEOUT_S))
-        self._http: httpx2.AsyncClient = client_adapter.AsyncClient(config, params)
+        self._http = httpx2.AsyncClient(**params.httpx_params(config), limits=_LIMITS)
         self._observe = observe
 
     async def close(self) -> None:
