@@ -26,7 +26,7 @@ from kvoy_operator.acceptance import Refusal, name_clash
 from kvoy_operator.api_errors import ApiRefusal
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.compare import is_applied, stamped
-from kvoy_operator.identity import Manifest
+from kvoy_operator.identity import Manifest, fleet_secret_name, internal_secret_name
 from kvoy_operator.kinds import JOB, LLM_SERVICE, SECRET, kind_of
 from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.record import Key
@@ -211,6 +211,17 @@ class Children:
         await self._cluster.apply(manifest, force=live is not None)
         applied[metadata["name"]] = digest
         return Ownership.OURS
+
+
+def misses_secret(owner: str, observed: Observed) -> bool:
+    """Whether some pod waits for a Secret of ours that somebody has deleted: it is not watched."""
+    ours = [f'secret "{name(owner)}"' for name in (internal_secret_name, fleet_secret_name)]
+    return any(
+        name in container.waiting_message
+        for pod in observed.pods
+        for container in pod.containers
+        for name in ours
+    )
 
 
 async def adopt(cluster: Cluster, manifest: Body, live: Body) -> None:

@@ -24,6 +24,8 @@ from kvoy_operator.scaling import FIELD_MANAGER, SCALE_MANAGER
 log = logging.getLogger(__name__)
 
 STATUS_MANAGER = "kvoy-operator-status"
+_MAX_EVENTS = 100
+"""The same news about the same object is one Event: there are few."""
 _EVENT_CONTROLLER = "kvoy.dev/operator"
 _NO_VERSION = "1"
 """No object has it, since every write makes a later one: what is applied with it is created, or
@@ -72,6 +74,13 @@ class Cluster:
             raise
         body: Body = msgspec.json.decode(answer)
         return body
+
+    async def warnings(self, namespace: str, kind: str, name: str) -> list[Body]:
+        """Events that warn of an object."""
+        about = f"type=Warning,regarding.kind={kind},regarding.name={name}"
+        params = {"fieldSelector": about, "limit": str(_MAX_EVENTS)}
+        answer = await self._api.request("GET", EVENT.path(namespace), params=params)
+        return answer.get("items") or []
 
     async def create(self, manifest: Body) -> bool:
         """Server-side apply of an object that is not there yet; False: there is one, untouched."""

@@ -32,6 +32,7 @@ class FailureReason(StrEnum):
     MISSING_PVC = "MissingPVC"
     UNBOUND_PVC = "UnboundPVC"
     CONTAINER_CONFIG = "ContainerConfig"
+    POD_SETUP_FAILED = "PodSetupFailed"
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_SECURITY_FORBIDDEN = "PodSecurityForbidden"
     PODS_REFUSED = "PodsRefused"
@@ -64,6 +65,8 @@ _REMEDIES: Final = {
     "(model.cache.pvc.storageClass, or the cluster's default) and an accessMode that it offers, or "
     "create a PersistentVolume.",
     FailureReason.CONTAINER_CONFIG: "Correct the container's settings in podTemplate or engine.",
+    FailureReason.POD_SETUP_FAILED: "The node cannot set the pod up: correct the volumes of "
+    "podTemplate, model.uri or model.cache, or repair the node's storage or network.",
     FailureReason.QUOTA_EXCEEDED: "Raise the namespace's ResourceQuota or ask for less.",
     FailureReason.POD_SECURITY_FORBIDDEN: "Use a namespace whose PodSecurity level allows it, or "
     "change podTemplate or model.cache.",
@@ -89,6 +92,10 @@ _IMAGE_REASONS: Final = frozenset(
 _CONFIG_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
+SETUP_REASONS: Final = frozenset(
+    {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
+)
+"""Of Events about pods, whose status does not say it; `stuck` brings them in."""
 # What an engine or a fetch says in its termination message before it exits.
 _SPOKEN: Final = {
     f"{reason}:": reason
@@ -147,7 +154,9 @@ def pod_failure(pod: PodView) -> Failure | None:
 
 def workload_failure(workload: WorkloadView) -> Failure | None:
     """Why the workload's controller cannot make its pods."""
-    if not workload.failure_reason or workload.current_replicas >= workload.replicas:
+    # The number of groups says nothing about their pods.
+    is_made = workload.group_size == 1 and workload.current_replicas >= workload.replicas
+    if not workload.failure_reason or is_made:
         return None
     text = workload.failure_message
     if "exceeded quota:" in text or "failed quota:" in text:
@@ -226,10 +235,12 @@ def _first_of_containers(pod: PodView) -> tuple[FailureReason, str] | None:
 def _of_container(pod: PodView, container: ContainerView) -> tuple[FailureReason, str] | None:
     if container.waiting_reason in _IMAGE_REASONS:
         return FailureReason.IMAGE_PULL, container.waiting_message or container.waiting_reason
-    if container.waiting_reason in _CONFIG_REASONS:
+    if container.waiting_reason in _CONFIG_REASONS | SETUP_REASONS:
         text = container.waiting_message or container.waiting_reason
+        is_setup = container.waiting_reason in SETUP_REASONS
+        otherwise = FailureReason.POD_SETUP_FAILED if is_setup else FailureReason.CONTAINER_CONFIG
         kinds = (reason for pattern, reason in _MISSING if pattern.search(text))
-        return next(kinds, FailureReason.CONTAINER_CONFIG), text
+        return next(kinds, otherwise), text
     # The last exit code stays for good; once the container has started again, it is history.
     has_ended = bool(container.exit_code) and not container.is_started
     if container.waiting_reason == "CrashLoopBackOff" or has_ended:

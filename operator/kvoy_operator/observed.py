@@ -81,6 +81,8 @@ class WorkloadView:
     """As its spec says; groups for a LeaderWorkerSet."""
     current_replicas: int
     ready_replicas: int
+    group_size: int = 1
+    """Pods of one replica; of a LeaderWorkerSet its leader and workers."""
     is_deadline_exceeded: bool = False
     failure_reason: str = ""
     """`ReplicaFailure` and the like: quota exceeded, forbidden by PodSecurity."""

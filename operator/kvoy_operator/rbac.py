@@ -90,7 +90,8 @@ def service_rules(router_role_kind: str, router_role_name: str) -> list[Rule]:
         ),
         # Never read: what is in them is derived, and a stranger's stays a secret.
         *_rules(("create", "patch"), SECRET),
-        *_rules(("create",), EVENT),
+        # What is stuck says why in Events alone.
+        *_rules(("create", "list"), EVENT),
         # To bind a role takes having its rights or this; it is for routers' accounts.
         Rule(ROLE_BINDING.group, (role_plural,), ("bind",), (router_role_name,)),
     ]

@@ -9,13 +9,14 @@ from typing import Any
 from kvoy_contract.fleet import DEFAULT_WEIGHT
 from kvoy_operator import conditions
 from kvoy_operator.acceptance import Refusal, invalid, shadowed
-from kvoy_operator.children import Children, Outcome
+from kvoy_operator.children import Children, Outcome, misses_secret
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.errors import InvalidSpec
 from kvoy_operator.identity import router_name
 from kvoy_operator.kinds import LLM_SERVICE
 from kvoy_operator.manifests import is_behind, render_shared_router
-from kvoy_operator.observed import Body, ChildKey
+from kvoy_operator.news import Newsroom
+from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.options import RenderOptions
 from kvoy_operator.reconcile import Gone
 from kvoy_operator.record import Key, Ref
@@ -40,6 +41,7 @@ class RouterStory:
         self._children = children
         self._options = options
         self._reporter = Reporter(cluster)
+        self._news = Newsroom(cluster, clock)
         self._clock = clock
 
     async def reconcile(self, key: Key) -> float | None:
@@ -47,12 +49,14 @@ class RouterStory:
         body = self._store.custom(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._children.forget_secrets(key)
+            self._news.forget(key)
             raise Gone
         try:
             router = parse_router(body)
         except InvalidSpec as error:
             await self._reporter.report(body, self._refused(body, invalid(error)))
             return None
+        look_s = await self._news.refresh(key, self._store.observed(key))
         services = self._services_behind(router)
         rival = self._store.body(Ref(LLM_SERVICE.name, key.namespace, key.name))
         clash = shadowed(body, rival)
@@ -66,13 +70,20 @@ class RouterStory:
             outcome = Outcome((invalid(error),))
         refusal = outcome.refusals[0] if outcome.refusals else None
         await self._report(key, body, router, services, refusal)
-        return outcome.requeue_after_s
+        delays_s = [each for each in (outcome.requeue_after_s, look_s) if each is not None]
+        return min(delays_s, default=None)
 
     async def _settle(
         self, key: Key, body: Body, router: LLMRouter, services: list[LLMService]
     ) -> Outcome:
         wanted = render_shared_router(router, services, self._options)
-        return await self._children.settle(body, wanted, self._store.observed(key), kept=())
+        observed = self._observe(key)
+        if misses_secret(key.name, observed):
+            self._children.forget_secrets(key)
+        return await self._children.settle(body, wanted, observed, kept=())
+
+    def _observe(self, key: Key) -> Observed:
+        return self._news.tell(key, self._store.observed(key))
 
     async def _report(
         self,
@@ -82,7 +93,7 @@ class RouterStory:
         services: list[LLMService],
         refusal: Refusal | None,
     ) -> None:
-        observed = self._store.observed(key)
+        observed = self._observe(key)
         weights = {entry.service: entry.weight for entry in router.spec.weights}
         deployment = observed.children.get(ChildKey("Deployment", router_name(key.name)))
         status = router_status(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvoy_operator.acceptance import Refusal, invalid, refusal_of, shadowed
-from kvoy_operator.children import Children, Outcome, Ownership, ownership
+from kvoy_operator.children import Children, Outcome, Ownership, misses_secret, ownership
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.conditions import RouterState
 from kvoy_operator.errors import InvalidSpec
@@ -24,6 +24,7 @@ from kvoy_operator.kinds import (
 )
 from kvoy_operator.manifests import is_model_cached, render_support
 from kvoy_operator.metrics import Metrics
+from kvoy_operator.news import Newsroom
 from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.options import RenderOptions
 from kvoy_operator.reconcile import Gone
@@ -85,6 +86,7 @@ class ServiceStory:
         self._options = options
         self._metrics = metrics
         self._reporter = Reporter(cluster)
+        self._news = Newsroom(cluster, clock)
         self._clock = clock
 
     async def reconcile(self, key: Key) -> float | None:
@@ -93,7 +95,9 @@ class ServiceStory:
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._metrics.set_pools(key, {})
             self._children.forget_secrets(key)
+            self._news.forget(key)
             raise Gone
+        look_s = await self._news.refresh(key, self._observe(key, body))
         told = await self._tell(key, body)
         observed = self._observe(key, body)
         status = service_status(
@@ -104,7 +108,8 @@ class ServiceStory:
         self._metrics.set_pools(
             key, {pool["name"]: (pool["desired"], pool["ready"]) for pool in status["pools"]}
         )
-        return told.requeue_after_s
+        delays_s = [each for each in (told.requeue_after_s, look_s) if each is not None]
+        return min(delays_s, default=None)
 
     async def _tell(self, key: Key, body: Body) -> _Told:
         try:
@@ -153,7 +158,7 @@ class ServiceStory:
 
     async def _settle_surroundings(self, key: Key, body: Body, service: LLMService) -> Outcome:
         observed = self._observe(key, body)
-        if _misses_secret(observed, self._clock()):
+        if misses_secret(key.name, observed):
             self._children.forget_secrets(key)
         kept = [ChildKey(each.kind, each.name) for each in observed.workloads]
         wanted = render_support(service, self._options)
@@ -207,7 +212,7 @@ class ServiceStory:
                     is_deleting=view.is_deleting or whose is Ownership.DYING,
                 )
             )
-        return dataclasses.replace(observed, workloads=tuple(views))
+        return self._news.tell(key, dataclasses.replace(observed, workloads=tuple(views)))
 
     def _counts(self, key: Key, service: LLMService) -> dict[str, PoolCount]:
         return pool_counts(service, self._scaler(key))
@@ -245,17 +250,3 @@ class ServiceStory:
             is_model_ready=is_model_cached(service, observed),
             reported=reported_rollout(service.status),
         )
-
-
-_STUCK_S = 60.0
-"""A container is created in less, unless its image is large or something to mount is missing."""
-
-
-def _misses_secret(observed: Observed, now_s: float) -> bool:
-    """Whether some pod may wait for a Secret that somebody has deleted: it cannot be looked up."""
-    return any(
-        container.waiting_reason == "CreateContainerConfigError"
-        or (container.waiting_reason == "ContainerCreating" and now_s - pod.created_s > _STUCK_S)
-        for pod in observed.pods
-        for container in pod.containers
-    )

@@ -96,6 +96,7 @@ def workload_view(kind: str, body: Body) -> WorkloadView:
         replicas=spec.get("replicas", 1),
         current_replicas=status.get("replicas", 0),
         ready_replicas=status.get("readyReplicas", 0),
+        group_size=(spec.get("leaderWorkerTemplate") or {}).get("size", 1),
         is_deadline_exceeded=(
             (conditions.get("Progressing") or {}).get("reason") == "ProgressDeadlineExceeded"
         ),

@@ -43,7 +43,7 @@
   verbs: [create, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [{{ if .Values.watchNamespaces }}roles{{ else }}clusterroles{{ end }}]
   verbs: [bind]
