@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -80,7 +81,8 @@ class Resync:
         self._on_gone = on_gone
 
     async def run_once(self, kinds: Sequence[Kind] | None = None, patience_s: float = 10.0) -> int:
-        """Make the store complete; how many objects the watches had not brought in `patience_s`.
+        """Make the store complete; how many objects the watches had not brought, having been silent
+        for `patience_s`: a first list of thousands takes longer than that, and goes on.
 
         `kinds`: only those; without, all that are watched.
 
@@ -99,11 +101,13 @@ class Resync:
         return len(late)
 
     async def _wait(self, listings: list[_Listing], patience_s: float) -> list[tuple[Kind, Ref]]:
-        """Give watches time to bring what differs; what still does."""
+        """Give watches time to bring what differs; what still does when they bring nothing more."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + patience_s
+        fewest, deadline_s = math.inf, 0.0
         while True:
             differing = [(each.kind, ref) for each in listings for ref in self._differing(each)]
+            if len(differing) < fewest:
+                fewest, deadline_s = len(differing), loop.time() + patience_s
             if not differing or loop.time() >= deadline_s:
                 return differing
             await asyncio.sleep(_LOOK_AGAIN_S)

@@ -3,6 +3,7 @@ that is played by a few lines."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from kvoy_operated.virtual_time import run_virtually
 from kvoy_operator.acceptance import Refusal
 from kvoy_operator.api import Api
 from kvoy_operator.api_errors import ApiFailure, ApiRefusal, ApiUnreachable
@@ -421,6 +423,29 @@ async def test_a_resync_finds_what_watches_have_missed() -> None:
     changed = store.body(Ref("LLMService", "team", "changed"))
     assert changed is not None
     assert changed["spec"] == {"x": 1}
+
+
+def test_a_resync_waits_for_watches_as_long_as_they_bring_something() -> None:
+    server, store = _Server(), Store()
+    bodies = [server.put(LLM_SERVICE.path("team", name), _custom(name)) for name in "abcd"]
+
+    async def bring_three_slowly() -> None:
+        for body in bodies[:3]:
+            await asyncio.sleep(8.0)
+            store.put(record_of(LLM_SERVICE, body))
+
+    async def resync() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(bring_three_slowly())
+            num_missed = await _resync(server, store).run_once(patience_s=10.0)
+
+        assert num_missed == 1
+
+    run_virtually(resync())
+    assert server.calls == [
+        ("GET", LLM_SERVICE.path("team")),
+        ("GET", LLM_SERVICE.path("team", "d")),
+    ]
 
 
 async def test_a_resync_reads_nothing_when_nothing_was_missed() -> None:
