@@ -25,7 +25,7 @@ kind: LLMService
 metadata: {name: smol}
 spec:
   model: {uri: pvc://models/smollm2-135m-instruct, name: smollm2}
-  resources: {limits: {cpu: 1}}
+  resources: {requests: {cpu: 100m}, limits: {cpu: 1}}
 """
 
 SPLIT = """
