@@ -62,7 +62,18 @@ class ApiRefusal(ApiFailure):
     @property
     def is_invalid(self) -> bool:
         """The object cannot be: trying again does not help."""
-        return self.code in (400, 422)
+        return self.code in (400, 422) or self.is_too_large
+
+    @property
+    def is_too_large(self) -> bool:
+        """For a request, or for etcd, whose limits come as an internal error."""
+        said = ("etcdserver: request is too large", "trying to send message larger than max")
+        return self.code == 413 or any(words in self.message for words in said)
+
+    @property
+    def is_server_fault(self) -> bool:
+        """Something behind the API server does not work, such as an admission webhook."""
+        return self.code >= 500 and not self.is_too_large
 
     @property
     def is_forbidden(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvoy_operator.acceptance import Refusal, invalid, refusal_of, shadowed
+from kvoy_operator.api_errors import ApiRefusal
 from kvoy_operator.children import Children, Outcome, Ownership, misses_secret, ownership
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.conditions import RouterState
@@ -29,7 +30,7 @@ from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.options import RenderOptions
 from kvoy_operator.reconcile import Gone
 from kvoy_operator.record import Key, Ref
-from kvoy_operator.refusals import recheck_after_s
+from kvoy_operator.refusals import recheck_after_s, server_fault
 from kvoy_operator.report import Reporter
 from kvoy_operator.resources import LLMService, parse_service
 from kvoy_operator.revision import revision_of
@@ -56,6 +57,8 @@ from kvoy_operator.workloads import Workloads
 log = logging.getLogger(__name__)
 
 _RECHECK_S = 2.0
+_FAULT_S = 20.0
+"""A fault behind the API server becomes a condition when it has lasted for so long."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class ServiceStory:
         self._metrics = metrics
         self._reporter = Reporter(cluster)
         self._news = Newsroom(cluster, clock)
+        self._faulty_since_s: dict[Key, float] = {}
         self._clock = clock
 
     async def reconcile(self, key: Key) -> float | None:
@@ -96,8 +100,9 @@ class ServiceStory:
             self._metrics.set_pools(key, {})
             self._children.forget_secrets(key)
             self._news.forget(key)
+            self._faulty_since_s.pop(key, None)
             raise Gone
-        look_s = await self._news.refresh(key, self._observe(key, body))
+        look_s = await self._news.refresh(key, self._seen(key, body))
         told = await self._tell(key, body)
         observed = self._observe(key, body)
         status = service_status(
@@ -124,9 +129,24 @@ class ServiceStory:
             told = self._stopped(key, body, service, refusal)
             return dataclasses.replace(told, requeue_after_s=recheck_after_s(refusal))
         try:
-            return await self._serve(key, body, service)
+            told = await self._serve(key, body, service)
         except InvalidSpec as error:
-            return self._stopped(key, body, service, invalid(error))
+            told = self._stopped(key, body, service, invalid(error))
+        except ApiRefusal as error:
+            refusal = self._lasting_fault(key, error)
+            if refusal is None:
+                raise
+            told = self._stopped(key, body, service, refusal)
+            return dataclasses.replace(told, requeue_after_s=recheck_after_s(refusal))
+        self._faulty_since_s.pop(key, None)
+        return told
+
+    def _lasting_fault(self, key: Key, error: ApiRefusal) -> Refusal | None:
+        """A fault behind the API server that has lasted: by then users should read of it."""
+        if not error.is_server_fault:
+            return None
+        since_s = self._faulty_since_s.setdefault(key, self._clock())
+        return server_fault(error) if self._clock() - since_s >= _FAULT_S else None
 
     async def _serve(self, key: Key, body: Body, service: LLMService) -> _Told:
         """An accepted service: its surroundings, then one step of its engines.
@@ -200,6 +220,9 @@ class ServiceStory:
         return _Told(facts, router, refusal=refusal)
 
     def _observe(self, key: Key, body: Body) -> Observed:
+        return self._news.tell(key, self._seen(key, body))
+
+    def _seen(self, key: Key, body: Body) -> Observed:
         """With each workload's true owner: a namesake's may still be there, on its way out."""
         observed = self._store.observed(key)
         views = []
@@ -212,7 +235,7 @@ class ServiceStory:
                     is_deleting=view.is_deleting or whose is Ownership.DYING,
                 )
             )
-        return self._news.tell(key, dataclasses.replace(observed, workloads=tuple(views)))
+        return dataclasses.replace(observed, workloads=tuple(views))
 
     def _counts(self, key: Key, service: LLMService) -> dict[str, PoolCount]:
         return pool_counts(service, self._scaler(key))

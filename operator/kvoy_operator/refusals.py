@@ -41,6 +41,12 @@ def refusal_by(error: ApiRefusal, manifest: Body) -> Refusal | None:
     return None
 
 
+def server_fault(error: ApiRefusal) -> Refusal:
+    """Of a fault that lasts, whatever was to be written."""
+    message = quoted(f"The API server: {error.message}").rstrip(".")
+    return Refusal("ApiServerFault", f"{message}. It is tried again; repair what it names.")
+
+
 def recheck_after_s(refusal: Refusal) -> float | None:
     """When a refusal may have lost its cause without a change that is watched; None: never."""
     return None if refusal.reason == "InvalidSpec" else _REFUSED_RECHECK_S

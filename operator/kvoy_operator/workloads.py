@@ -62,13 +62,23 @@ class Workloads:
                 await self._scale(service, present[key], count)
             elif key in present and count > present[key].replicas:
                 grown.append((present[key], count))
-        for manifest in manifests.values():
-            await self._cluster.apply(manifest)
+        refusals = [await self._create(manifest) for manifest in manifests.values()]
         for view, count in grown:
             await self._scale(service, view, count)
         for key in step.delete:
             view = present[key]
             await self._cluster.delete(kind_of(view.kind), service.namespace, view.name, view.uid)
+        return next((refusal for refusal in refusals if refusal), None)
+
+    async def _create(self, manifest: Manifest) -> Refusal | None:
+        """That a dry run was taken does not say all: what is too large only etcd knows."""
+        try:
+            await self._cluster.apply(manifest)
+        except ApiRefusal as error:
+            refusal = refusal_by(error, manifest)
+            if refusal is None:
+                raise
+            return refusal
         return None
 
     def _workload(self, service: LLMService, key: PoolRevision, step: RolloutStep) -> Manifest:
