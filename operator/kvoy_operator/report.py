@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -24,15 +25,21 @@ class Reporter:
             return
         metadata = body["metadata"]
         before = (body.get("status") or {}).get("conditions") or ()
-        for turned in transitions(before, status["conditions"]):
-            resource = f"{body['kind']}/{metadata['namespace']}/{metadata['name']}"
+        turns = transitions(before, status["conditions"])
+        resource = f"{body['kind']}/{metadata['namespace']}/{metadata['name']}"
+        for turned in turns:
             log.info(
                 "transition",
                 extra={"resource": resource, "reason": turned.reason, "why": turned.message},
             )
-            await self._cluster.post_event(
+        # In their order by their own times, whichever arrives first.
+        posts = [
+            self._cluster.post_event(
                 body, type=turned.type, reason=turned.reason, note=turned.message
             )
+            for turned in turns
+        ]
+        await asyncio.gather(*posts)
 
     async def write(self, body: Body, status: Mapping[str, Any]) -> bool:
         """Write the status if it differs from what is there; whether it was written."""

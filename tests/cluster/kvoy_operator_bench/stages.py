@@ -24,6 +24,7 @@ _LOOK_S = 1.0
 _QUIET_S = 5.0
 """Without a write for so long, the controllers have finished too."""
 _QUIET_TIMEOUT_S = 300.0
+_PROGRESS_S = 30.0
 _SCRAPE_INTERVAL_S = 30.0
 """As often as a Prometheus would: rendering the metrics is part of the operator's work."""
 _SELECTOR = WATCHED[-1].label_selector
@@ -156,7 +157,7 @@ async def _create_all(site: Site, wanted: Sequence[Wanted]) -> None:
 
 async def _tell_progress(site: Site, total: int) -> None:
     while True:
-        await asyncio.sleep(_QUIET_S)
+        await asyncio.sleep(_PROGRESS_S)
         site.say(f"{len(site.settling.times_s())} of {total} settled")
 
 
