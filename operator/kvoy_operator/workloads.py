@@ -71,14 +71,19 @@ class Workloads:
         return next((refusal for refusal in refusals if refusal), None)
 
     async def _create(self, manifest: Manifest) -> Refusal | None:
-        """That a dry run was taken does not say all: what is too large only etcd knows."""
+        """That a dry run was taken does not say all: what is too large only etcd knows.
+
+        One that has appeared meanwhile is left alone: a template is written once.
+        """
         try:
-            await self._cluster.apply(manifest)
+            is_made = await self._cluster.create(manifest)
         except ApiRefusal as error:
             refusal = refusal_by(error, manifest)
             if refusal is None:
                 raise
             return refusal
+        if not is_made:
+            raise ApiRefusal(409, "Conflict", "the object is there already")
         return None
 
     def _workload(self, service: LLMService, key: PoolRevision, step: RolloutStep) -> Manifest:

@@ -21,13 +21,18 @@ from kvoy_operator.cluster import Cluster
 from kvoy_operator.connectivity import Connectivity
 from kvoy_operator.kinds import LLM_SERVICE, SECRET, SERVICE
 from kvoy_operator.metrics import Metrics
+from kvoy_operator.observed import Observed
 from kvoy_operator.reconcile import Gone, Reconciler
 from kvoy_operator.record import Key, Ref, record_of
 from kvoy_operator.refusals import refusal_by
+from kvoy_operator.render_testing import make_options, make_service, service_body
 from kvoy_operator.resync import Resync
+from kvoy_operator.rollout_state import PoolRevision
+from kvoy_operator.rollout_values import Phase, RolloutStep
 from kvoy_operator.store import Store
 from kvoy_operator.watch_health import STALLED_AFTER_S, WatchHealth
 from kvoy_operator.work_queue import RetryLater
+from kvoy_operator.workloads import Workloads
 
 _KEY = Key("LLMService", "team", "qwen")
 _OWNER: dict[str, Any] = {
@@ -498,3 +503,29 @@ def test_series_of_a_pool_go_with_the_pool() -> None:
     metrics.set_pools(_KEY, {})
 
     assert b"qwen" not in metrics.render()
+
+
+class _CrowdedServer(_Server):
+    """Somebody makes an object as soon as its creation has been tried dry."""
+
+    async def request(self, method: str, path: str, **options: Any) -> Any:
+        if "dryRun" in (options.get("params") or {}):
+            theirs = {"kind": "Deployment", "metadata": {"name": "theirs", "namespace": "default"}}
+            return self.put(path, theirs)
+        return await super().request(method, path, **options)
+
+
+async def test_a_workload_that_appears_before_its_creation_is_not_written_over() -> None:
+    server, store = _CrowdedServer(), Store()
+    cluster = Cluster(cast(Api, server), store.put, store.remove, "test")
+    workloads = Workloads(cluster, Children(cluster), make_options())
+    new = PoolRevision("serving", "bbbbb")
+    step = RolloutStep(
+        replicas={new: 1}, create=(new,), delete=(), phase=Phase.DEPLOYING, message="", current=""
+    )
+
+    with pytest.raises(ApiRefusal, match="there already"):
+        await workloads.take(service_body(), make_service(), step, Observed())
+
+    (made,) = server.objects.values()
+    assert made["metadata"]["name"] == "theirs"
