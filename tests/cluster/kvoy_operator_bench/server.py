@@ -10,14 +10,8 @@ from pathlib import Path
 from kvoy_cluster.api_server import ApiServer
 from kvoy_operator_bench.audit import POLICY
 
-_MORE_CONTROLLERS = (
-    # Whatever limits the controllers would be measured as the operator's slowness.
-    "--kube-api-qps=5000",
-    "--kube-api-burst=10000",
-    "--concurrent-deployment-syncs=20",
-    "--concurrent-replicaset-syncs=20",
-    "--concurrent-gc-syncs=40",
-)
+# A limit on the controllers' calls would be measured as the operator's slowness.
+_UNLIMITED = ("--kube-api-qps=5000", "--kube-api-burst=10000")
 # They take memory for time, and leave more of a small machine to the operator.
 _LESS_COLLECTION = {"GOGC": "400"}
 
@@ -33,7 +27,7 @@ class BenchServer(ApiServer):
 
     def _more_arguments(self, name: str) -> Sequence[str]:
         if name == "kube-controller-manager":
-            return _MORE_CONTROLLERS
+            return _UNLIMITED
         if name != "kube-apiserver":
             return ()
         policy = self.folder / "audit-policy.json"
