@@ -10,7 +10,7 @@ import fcntl
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -46,8 +46,11 @@ class Run:
 
 
 def _remove_if_dead(folder: Path) -> None:
-    lock: IO[str]
-    with _lock_file(folder).open("w") as lock:
+    try:
+        lock: IO[str] = _lock_file(folder).open("w")
+    except FileNotFoundError:
+        return  # its owner has removed it just now
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -60,8 +63,10 @@ def _remove(folder: Path) -> None:
     wait_for(lambda: cgroups.remove(folder.name), f"empty cgroups of {folder}", _GONE_TIMEOUT_S)
 
     def is_gone() -> bool:
-        shutil.rmtree(folder)
-        return True
+        # The next run removes what it finds dead, perhaps at the same time.
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        return not folder.exists()
 
     wait_for(is_gone, f"removal of {folder}", _GONE_TIMEOUT_S)
 
