@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from kvoy_contract.names import SERVING_POOL
 from kvoy_operator.failures import Failure, FailureReason
 from kvoy_operator.rollout import Phase
 
@@ -52,6 +53,8 @@ class PoolState:
     """Kind of the object that says `desired`."""
     revision: str
     """Of most replicas."""
+    is_new: bool = False
+    """The revision that serves until now does without this pool."""
 
     @property
     def is_full(self) -> bool:
@@ -79,10 +82,15 @@ def ready(
     failure: Failure | None,
     refusal: Condition,
 ) -> Condition:
-    """Whether requests are answered: by a router and by pools that lack no more than they may."""
+    """Whether requests are answered: by a router and by pools that lack no more than they may.
+    The serving pool answers; the other ones only help it."""
     shown = _in_numbers(pools)
-    short = [pool for pool in pools if pool.ready < _least(pool.desired, max_unavailable)]
-    if not any(pool.desired for pool in pools) and refusal.holds:
+    short = [
+        pool
+        for pool in pools
+        if pool.ready < _least(pool.desired, max_unavailable) and not pool.is_new
+    ]
+    if not any(pool.desired for pool in pools if pool.name == SERVING_POOL) and refusal.holds:
         return Condition(READY, False, "ScaledToZero", "No replica is wanted.")
     if short or not any(pool.ready for pool in pools):
         return Condition(READY, False, *_why_short(shown, failure, refusal))

@@ -93,7 +93,8 @@ def service_status(
         observed.workloads,
         observed.pods,
     )
-    states = [_state(pool, facts.counts[pool.name]) for pool in pools if pool.is_wanted]
+    serving = current if current != update else ""
+    states = [_state(pool, facts.counts[pool.name], serving) for pool in pools if pool.is_wanted]
     failure = _failure(states, observed)
     status: dict[str, Any] = {
         "observedGeneration": facts.generation,
@@ -207,7 +208,8 @@ def _said(refusal: Refusal | None) -> tuple[str, str]:
     return (refusal.reason, refusal.message) if refusal else ("", "")
 
 
-def _state(pool: Pool, count: PoolCount) -> PoolState:
+def _state(pool: Pool, count: PoolCount, serving: str) -> PoolState:
+    """`serving` is the revision that is being replaced; empty: none is."""
     rows = (pool.new, *pool.olds)
     most = max(rows, key=lambda row: (row.num_serving, row.size))
     return PoolState(
@@ -217,6 +219,7 @@ def _state(pool: Pool, count: PoolCount) -> PoolState:
         updated=pool.new.size,
         owner=count.owner,
         revision=most.key.revision if most.workload else "",
+        is_new=bool(serving) and serving not in {row.key.revision for row in pool.olds},
     )
 
 

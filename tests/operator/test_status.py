@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvoy_operator.acceptance import Refusal
-from kvoy_operator.conditions import PoolState, RouterState, degraded
+from kvoy_operator.conditions import PoolState, RouterState, accepted, degraded, ready
 from kvoy_operator.observed import ChildKey, ContainerView, Observed, PodView, WorkloadView
 from kvoy_operator.render_testing import make_router, make_service, service_body
 from kvoy_operator.rollout import Phase, Reported, RolloutInput, RolloutSettings, plan_rollout
@@ -336,6 +336,36 @@ def test_a_router_is_up_with_its_first_pod_and_says_why_not() -> None:
     assert own_router("qwen", _router_deployment(0)).reason == "RouterStarting"
     assert own_router("qwen", Observed()).reason == "RouterStarting"
     assert own_router("qwen", replace(Observed(), pods=(failing,))).reason == "CrashLoop"
+
+
+def _ready(*pools: PoolState) -> tuple[bool, str]:
+    condition = ready(pools, 1, UP, None, accepted())
+    return condition.holds, condition.reason
+
+
+def test_a_prefill_pool_alone_answers_nothing() -> None:
+    prefill = PoolState("prefill", 1, 1, 1, "LLMRoleScaler", "r1")
+
+    assert _ready(PoolState("serving", 0, 0, 0, "LLMService", "r1"), prefill) == (
+        False,
+        "ScaledToZero",
+    )
+    assert _ready(PoolState("serving", 1, 1, 1, "LLMService", "r1"), prefill) == (True, "AllReady")
+
+
+def test_a_pool_that_is_being_added_is_not_missed_yet() -> None:
+    split = make_service(SPLIT)
+    before = [_workload(), _workload("prefill", ready=0)]
+    before[1] = replace(before[1], revision="bbbbbb", name="qwen-p-bbbbbb")
+    observed = Observed(workloads=tuple(before), pods=(_pod("serving"),))
+    facts = replace(
+        facts_of(split, pool_counts(split, None), "bbbbbb"),
+        previous={"revision": {"current": "aaaaaa", "update": "aaaaaa"}},
+    )
+
+    status = service_status(facts, observed, None, UP, None, NOW_S)
+
+    assert _condition(status, "Ready") == ("True", "MinimumReady")
 
 
 def test_a_router_whose_pods_are_refused_says_by_whom_and_what_to_do() -> None:
