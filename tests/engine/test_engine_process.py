@@ -154,8 +154,10 @@ def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_group_of_processes_serves_and_ends_with_its_leader() -> None:
     group_port = str(free_port())
-    argv = ("--runner", "sim", "--nnodes", "2", "--tensor-parallel-size", "2")
-    argv = (*argv, "--master-port", group_port, "--secret", "s")
+    argv = [
+        *("--runner", "sim", "--nnodes", "2", "--tensor-parallel-size", "2"),
+        *("--master-port", group_port, "--secret", "s"),
+    ]
     environment = os.environ | {"LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "127.0.0.1"}
     command = [sys.executable, "-m", "kvoy_engine", "--port", "0", *argv]
     worker = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)

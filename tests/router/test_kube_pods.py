@@ -256,13 +256,13 @@ def test_who_was_adopted_by_a_new_service_is_looked_up_when_the_fleet_changes() 
 
 def test_a_look_counts_as_taken_however_it_ended() -> None:
     found, failed = trusted(), trusted()
-    assert found.has_unseen
+    before = found.has_unseen, failed.has_unseen
 
     found.on_found(SET, None, 0.0)
     failed.on_failed(SET, 0.0)
 
-    assert not found.has_unseen
-    assert not failed.has_unseen
+    assert before == (True, True)
+    assert (found.has_unseen, failed.has_unseen) == (False, False)
 
 
 def test_controllers_without_pods_are_forgotten() -> None:
