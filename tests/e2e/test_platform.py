@@ -165,7 +165,7 @@ def test_a_rolling_update_under_load_fails_no_request(platform: Platform) -> Non
     report = load.finish()
     assert report["failures"] == []
     assert report["completed"] >= 5
-    assert not before & engine_uids(platform, "smol")
+    wait_for(lambda: not before & engine_uids(platform, "smol"), "the old engines are gone", 180)
 
 
 def test_a_router_rollout_under_load_drains_its_streams(platform: Platform) -> None:
