@@ -8,7 +8,7 @@ rollout step has to know.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvoy_contract.names import POOL_LABEL, ROUTER_COMPONENT, SERVING_POOL
@@ -137,7 +137,7 @@ def router_status(
     """Of an LLMRouter: `services` are those behind it with their weights, `counts` its pods that
     are wanted and that serve."""
     behind = sorted(services, key=lambda each: each[0].name)
-    verdict = conditions.accepted(*_said(refusal))
+    verdict = _verdict_on(router, {service.name for service, _ in behind}, refusal)
     if not behind and state.is_ready:
         ready = Condition(conditions.READY, False, "NoServices", "No service is behind the router.")
     else:
@@ -202,6 +202,16 @@ def _conditions(
         conditions.degraded(pools, phase, failure, message, router),
         conditions.router_ready(router),
     ]
+
+
+def _verdict_on(router: LLMRouter, names: set[str], refusal: Refusal | None) -> Condition:
+    verdict = conditions.accepted(*_said(refusal))
+    lost = [each.service for each in router.spec.weights if each.service not in names]
+    if refusal is not None or not lost:
+        return verdict
+    # No refusal: a service may well be made after the router.
+    said = f"spec.weights: of no effect for {', '.join(lost)}, not behind this router."
+    return replace(verdict, message=f"{verdict.message} {said}")
 
 
 def _said(refusal: Refusal | None) -> tuple[str, str]:

@@ -313,6 +313,20 @@ def test_a_shared_router_lists_models_and_weights() -> None:
     assert _condition(status, "Ready") == ("True", "RouterAvailable")
 
 
+def test_a_weight_for_no_service_is_named() -> None:
+    router = make_router(
+        {"weights": [{"service": "qwen", "weight": 1}, {"service": "typo", "weight": 9}]}
+    )
+
+    status = router_status(router, [(make_service(), 1)], UP, (2, 2), None, NOW_S)
+
+    (told,) = (each for each in status["conditions"] if each["type"] == "Accepted")
+    assert told["status"] == "True"
+    assert "spec.weights" in told["message"]
+    assert "typo" in told["message"]
+    assert "qwen" not in told["message"]
+
+
 def test_a_shared_router_without_services_is_not_ready() -> None:
     status = router_status(make_router(), [], UP, (2, 2), None, NOW_S)
 
