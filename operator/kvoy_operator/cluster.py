@@ -82,11 +82,17 @@ class Cluster:
         answer = await self._api.request("GET", EVENT.path(namespace), params=params)
         return answer.get("items") or []
 
-    async def create(self, manifest: Body) -> bool:
-        """Server-side apply of an object that is not there yet; False: there is one, untouched."""
+    async def create(self, manifest: Body, *, is_dry: bool = False) -> bool:
+        """Server-side apply of an object that is not there yet; False: there is one, untouched.
+
+        With `is_dry` the server only judges it. Raises ApiRefusal with the server's words.
+        """
         metadata = {**manifest["metadata"], "resourceVersion": _NO_VERSION}
+        params = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        if is_dry:
+            params["dryRun"] = "All"
         try:
-            await self.apply({**manifest, "metadata": metadata})
+            await self._apply({**manifest, "metadata": metadata}, params, is_real=not is_dry)
         except ApiRefusal as error:
             if error.is_conflict:
                 return False

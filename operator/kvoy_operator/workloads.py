@@ -92,45 +92,44 @@ class Workloads:
         return manifest | {"spec": manifest["spec"] | {"replicas": step.replicas[key]}}
 
     async def _check_new(self, body: Body, manifest: Manifest) -> Refusal | None:
-        """Whether a workload can be made: its name is free, and the server takes its template.
-
-        An object that turns out to be ours goes into the store, and the story is told again.
-        """
-        live = await self._children.find(body, manifest)
-        if live is not None:
-            if ownership(live, body) is Ownership.STRANGER:
-                return name_clash(manifest, live)
-            self._cluster.take_in(kind_of(manifest["kind"]), live)
-            if ownership(live, body) is Ownership.DYING:
-                raise ApiRefusal(409, "Conflict", "the object of an owner that is gone is there")
-            await adopt(self._cluster, manifest, live)
-            raise ApiRefusal(409, "Conflict", "the object is there already")
+        """Whether a workload can be made: its name is free, and the server takes its template."""
         try:
-            for judged in _judged(manifest):
+            for judged in _templates(manifest):
                 await self._cluster.check(judged)
+            is_free = await self._cluster.create(manifest, is_dry=True)
         except ApiRefusal as error:
             refusal = refusal_by(error, manifest)
             if refusal is None:
                 raise
             return refusal
-        return None
+        return None if is_free else await self._take_in(body, manifest)
+
+    async def _take_in(self, body: Body, manifest: Manifest) -> Refusal:
+        """A stranger's object is a refusal. One that turns out to be ours goes into the store, and
+        a conflict is raised, so that the story is told again."""
+        live = await self._children.find(body, manifest)
+        if live is None:
+            raise ApiRefusal(409, "Conflict", "what was in the way has gone")
+        if ownership(live, body) is Ownership.STRANGER:
+            return name_clash(manifest, live)
+        self._cluster.take_in(kind_of(manifest["kind"]), live)
+        if ownership(live, body) is Ownership.DYING:
+            raise ApiRefusal(409, "Conflict", "the object of an owner that is gone is there")
+        await adopt(self._cluster, manifest, live)
+        raise ApiRefusal(409, "Conflict", "the object is there already")
 
     async def _scale(self, service: LLMService, view: WorkloadView, count: int) -> None:
         await self._cluster.scale(kind_of(view.kind), service.namespace, view.name, view.uid, count)
 
 
-def _judged(manifest: Manifest) -> list[Manifest]:
-    """What the server has to judge: a Deployment itself; for a group each of its templates inside a
-    Deployment, whose pods it knows in full, and the group."""
+def _templates(manifest: Manifest) -> list[Manifest]:
+    """What the server judges of a group beside itself: each of its templates inside a Deployment,
+    whose pods the server knows in full. A Deployment needs nothing beside itself."""
     if manifest["kind"] != LEADER_WORKER_SET.name:
-        return [manifest]
+        return []
     templates = manifest["spec"]["leaderWorkerTemplate"]
     return [
-        *(
-            _as_deployment(manifest, templates[name])
-            for name in ("leaderTemplate", "workerTemplate")
-        ),
-        manifest,
+        _as_deployment(manifest, templates[name]) for name in ("leaderTemplate", "workerTemplate")
     ]
 
 
