@@ -127,13 +127,13 @@ class Watches:
 
     async def _wait_for_custom_resources(self) -> None:
         is_reported = False
-        while True:
-            missing = [k.plural for k in CUSTOM if not await self._is_served(k)]
-            if not missing:
-                return
+        missing: Sequence[Kind] = CUSTOM
+        # Found once is enough: a server that refuses now and then need not answer all in a row.
+        while missing := [kind for kind in missing if not await self._is_served(kind)]:
             if not is_reported:
                 is_reported = True
-                log.warning("waits for custom resources", extra={"missing": ",".join(missing)})
+                names = ",".join(kind.plural for kind in missing)
+                log.warning("waits for custom resources", extra={"missing": names})
             await asyncio.sleep(_LOOK_S)
 
     async def _is_served(self, kind: Kind) -> bool | None:
