@@ -16,6 +16,7 @@ from kvoy_operator import conditions
 from kvoy_operator.acceptance import Refusal
 from kvoy_operator.conditions import Condition, PoolState, RouterState
 from kvoy_operator.failures import Failure, first_failure
+from kvoy_operator.group_failures import lasting_failure
 from kvoy_operator.identity import endpoint_url, engine_selector
 from kvoy_operator.observed import Body, Observed, PodView, WorkloadView
 from kvoy_operator.resources import LLMRouter, LLMService
@@ -96,6 +97,10 @@ def service_status(
     serving = current if current != update else ""
     states = [_state(pool, facts.counts[pool.name], serving) for pool in pools if pool.is_wanted]
     failure = _failure(states, observed)
+    if not all(state.is_full for state in states):
+        told = {each["type"]: each for each in facts.previous.get("conditions") or ()}
+        degraded = told.get(conditions.DEGRADED, {})
+        failure = lasting_failure(failure, degraded, observed, facts.generation, now_s)
     status: dict[str, Any] = {
         "observedGeneration": facts.generation,
         "model": facts.model,
