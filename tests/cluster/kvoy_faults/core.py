@@ -6,7 +6,6 @@ Starts in milliseconds, so that a test can end it at every single call.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from kvoy_faults.doomed_api import DoomedApi
 from kvoy_faults.feed import Feed
@@ -100,7 +99,10 @@ class Core:
 
 
 async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    """Cancel a task and wait for its end. Raises what it has ended with."""
+    while not task.done():
+        # A death at the same moment hides that it was cancelled.
+        task.cancel()
+        await asyncio.wait([task], timeout=1.0)
+    if not task.cancelled():
+        task.result()

@@ -18,7 +18,7 @@ from kvoy_contract.names import (
     POOL_LABEL,
     REVISION_LABEL,
 )
-from kvoy_faults.core import Core
+from kvoy_faults.core import Core, end
 from kvoy_faults.doomed_api import Killed
 from kvoy_faults.end_state import differences, end_state
 from kvoy_faults.feed import Feed
@@ -120,9 +120,7 @@ class Life:
                 await self._edit_back(expected)
                 await self._delete()
         finally:
-            operators.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await operators
+            await end(operators)
             self._world.feed.forget(self._namespace)
         return self.told
 
