@@ -60,7 +60,7 @@ class Client:
             for item in found["items"]:
                 on_event("ADDED", item)
             version = found["metadata"]["resourceVersion"]
-            with contextlib.suppress(aiohttp.ClientPayloadError):
+            with contextlib.suppress(aiohttp.ClientError):
                 await self._follow(f"{path}?{query}&watch=1&resourceVersion={version}", on_event)
 
     async def _follow(self, path: str, on_event: OnEvent) -> None:
