@@ -33,10 +33,20 @@ async def make_world(server: ApiServer, *, has_lws: bool) -> AsyncIterator[World
 
 
 async def live_with_every_death(
-    world: World, server: ApiServer, shape: Shape, num_at_once: int
+    world: World,
+    server: ApiServer,
+    shape: Shape,
+    num_at_once: int,
+    *,
+    on_both_sides: bool,
+    every: int = 1,
 ) -> tuple[Told, list[Told]]:
-    """One life without faults, and as many others as its longest phase has writes, twice: killed
-    before the server has carried out the write, and after."""
+    """One life without faults, and others with a death at each write of its longest phase, or at
+    one of `every` so many.
+
+    The death comes before the server has carried the write out, or after; in turn, or, with
+    `on_both_sides`, each in a life of its own.
+    """
 
     async def live(death: Death, expected: Told | None) -> Told:
         namespace = await asyncio.to_thread(server.create_namespace)
@@ -51,8 +61,9 @@ async def live_with_every_death(
 
     deaths = [
         Death(number, is_applied)
-        for number in range(1, max(calm.num_writes.values()) + 1)
+        for number in range(1, max(calm.num_writes.values()) + 1, every)
         for is_applied in (False, True)
+        if on_both_sides or is_applied is bool(number % 2)
     ]
     async with asyncio.TaskGroup() as group:
         lives = [group.create_task(live_in_turn(death)) for death in deaths]
