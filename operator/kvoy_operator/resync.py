@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from kvoy_operator.api import PARTIAL_LIST, Api
-from kvoy_operator.api_errors import ApiRefusal
+from kvoy_operator.api_errors import ApiFailure, ApiRefusal
 from kvoy_operator.handlers import OnGone, OnPut
 from kvoy_operator.kinds import Kind
 from kvoy_operator.record import Ref, record_of
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _CHUNK_SIZE = "500"
 _LOOK_AGAIN_S = 0.2
+_NUM_TRIES = 5
+"""Of one page."""
+_RETRY_S = 0.5
 
 
 class _Metadata(msgspec.Struct):
@@ -132,9 +135,7 @@ class Resync:
             params["labelSelector"] = kind.label_selector
         objects: dict[Ref, tuple[str, int]] = {}
         while True:
-            raw = await self._api.raw(
-                "GET", kind.path(namespace), params=params, accept=PARTIAL_LIST
-            )
+            raw = await self._ask(kind, namespace, params)
             page = msgspec.json.decode(raw, type=_List)
             for item in page.items or ():
                 seen = item.metadata
@@ -143,6 +144,18 @@ class Resync:
             if not page.metadata.continue_:
                 return _Listing(kind, namespace, int(page.metadata.resourceVersion), objects)
             params["continue"] = page.metadata.continue_
+
+    async def _ask(self, kind: Kind, namespace: str | None, params: Mapping[str, str]) -> bytes:
+        """One page. A server that refuses now and then must not make all lists begin anew."""
+        path = kind.path(namespace)
+        for _ in range(_NUM_TRIES - 1):
+            try:
+                return await self._api.raw("GET", path, params=params, accept=PARTIAL_LIST)
+            except ApiFailure as error:
+                if isinstance(error, ApiRefusal) and not error.is_temporary:
+                    raise
+                await asyncio.sleep(error.retry_after_s or _RETRY_S)
+        return await self._api.raw("GET", path, params=params, accept=PARTIAL_LIST)
 
     async def _fetch(self, kind: Kind, ref: Ref) -> None:
         try:

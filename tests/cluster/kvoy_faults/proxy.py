@@ -53,7 +53,7 @@ class FaultProxy:
         """Events are that old when they arrive."""
         self.calls: list[Call] = []
         self._writes = 0
-        self._watches: set[web.Request] = set()
+        self._watches: set[asyncio.Transport] = set()
         self._keys, self._user = keys, user
         self._upstream = load_kubeconfig(str(kubeconfig))
         self._started = threading.Event()
@@ -150,7 +150,10 @@ class FaultProxy:
             return web.Response(status=answer.status, body=body, headers=headers)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        self._watches.add(request)
+        transport = request.transport
+        if transport is None:  # gone already
+            return web.Response()
+        self._watches.add(transport)
         try:
             async with self._session.get(
                 f"{self._upstream.cluster.server}{request.raw_path}",
@@ -165,7 +168,7 @@ class FaultProxy:
         except (aiohttp.ClientError, ConnectionError):
             return _abort(request)
         finally:
-            self._watches.discard(request)
+            self._watches.discard(transport)
 
     async def _pass_on(self, answer: aiohttp.ClientResponse, passed: web.StreamResponse) -> None:
         """As old as `watch_delay_s` says, and only while watches are not frozen."""
@@ -191,8 +194,8 @@ class FaultProxy:
             await asyncio.sleep(0.02)
 
     def _abort_watches(self) -> None:
-        for request in self._watches:
-            _abort(request)
+        for transport in self._watches:
+            transport.abort()
 
 
 def _abort(request: web.Request) -> web.Response:
