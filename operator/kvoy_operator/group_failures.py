@@ -43,20 +43,28 @@ def lasting_failure(
     return before if is_known and _rank(before) < _rank(now) else now
 
 
+def ends_pods(degraded: Mapping[str, Any]) -> bool:
+    """Whether the condition tells of pods that have started and ended."""
+    return degraded.get("status") == "True" and degraded.get("reason") in _TELLING
+
+
 def _told_before(degraded: Mapping[str, Any], generation: int) -> Failure | None:
     """Of the same spec: another one may have mended it."""
-    is_same = degraded.get("observedGeneration") == generation
-    if degraded.get("status") != "True" or degraded.get("reason") not in _TELLING or not is_same:
+    if not ends_pods(degraded) or degraded.get("observedGeneration") != generation:
         return None
     return Failure(FailureReason(degraded["reason"]), "", degraded["message"])
 
 
 def _is_between_lives(observed: Observed, now_s: float) -> bool:
     """Some group is young, or has no pod at all for the moment."""
-    pods = [pod for pod in observed.pods if pod.worker_index is not None]
-    if not pods:
-        return any(each.group_size > 1 and each.replicas for each in observed.workloads)
-    return any(not pod.is_ready and now_s - pod.created_s < ROUND_S for pod in pods)
+    for workload in observed.workloads:
+        key = (workload.pool, workload.revision)
+        own = [pod for pod in observed.pods if (pod.pool, pod.revision) == key]
+        num_groups = len({pod.group_index for pod in own})
+        is_young = any(not pod.is_ready and now_s - pod.created_s < ROUND_S for pod in own)
+        if workload.group_size > 1 and (is_young or num_groups < workload.replicas):
+            return True
+    return False
 
 
 def _rank(failure: Failure) -> int:

@@ -37,10 +37,12 @@ def judge(
     progress_deadline_s: float,
     surge_timeout_s: float,
     is_replacing_old: bool,
+    failing_since_s: float | None,
     now_s: float,
 ) -> Health:
     """`workloads` and `pods` are those of the new revision; `is_replacing_old`: an old one serves
-    meanwhile, so that a hopeless pod need not be given the whole deadline."""
+    meanwhile, so that a hopeless pod need not be given the whole deadline. `failing_since_s`: since
+    when the status says that these pods end; None: it does not."""
     workloads, pods = list(workloads), list(pods)
     waiting = [pod for pod in pods if not pod.is_ready and not pod.is_terminating]
     grace_s = min(HOPELESS_GRACE_S, progress_deadline_s)
@@ -57,6 +59,11 @@ def judge(
         if workload_failure(workload) and (is_replacing_old or not pods):
             since_s = max(workload.created_s, newest_s)
             limits.append((since_s + progress_deadline_s, workload.name))
+        if workload.group_size > 1 and failing_since_s is not None:
+            # Its pods are made anew each time, so that none of them ever grows old.
+            since_s = max(workload.created_s, failing_since_s)
+            limit_s = grace_s if is_replacing_old else progress_deadline_s
+            limits.append((since_s + limit_s, workload.name))
     room_limits = [
         pod.unscheduled_since_s + surge_timeout_s
         for pod in waiting

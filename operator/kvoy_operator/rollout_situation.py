@@ -45,12 +45,15 @@ def read_situation(given: RolloutInput) -> Situation:
         given.wanted, given.reported.current, given.desired, given.workloads, given.pods
     )
     keeper = _keeper(pools, given)
+    workloads = [pool.new.workload for pool in pools if pool.new.workload]
+    is_new_failing = any(workload.name in given.reported.failing for workload in workloads)
     health = judge(
-        [pool.new.workload for pool in pools if pool.new.workload],
+        workloads,
         [pod for pod in given.pods if pod.revision == given.wanted and pod.pool in given.desired],
         progress_deadline_s=given.settings.progress_deadline_s,
         surge_timeout_s=given.settings.surge_timeout_s,
         is_replacing_old=bool(keeper),
+        failing_since_s=given.reported.failing_since_s if is_new_failing else None,
         now_s=given.now_s,
     )
     return Situation(given, pools, moved_share(pools), health, keeper)

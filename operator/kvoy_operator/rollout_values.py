@@ -53,6 +53,9 @@ class Reported:
     """The last revision that was complete; empty: none yet."""
     update: str = ""
     """The revision that `phase` is about."""
+    failing: str = ""
+    """What is said of pods that end; empty: none do."""
+    failing_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,14 @@ from kvoy_operator import conditions
 from kvoy_operator.acceptance import Refusal
 from kvoy_operator.conditions import Condition, PoolState, RouterState
 from kvoy_operator.failures import Failure, first_failure
-from kvoy_operator.group_failures import lasting_failure
+from kvoy_operator.group_failures import ends_pods, lasting_failure
 from kvoy_operator.identity import endpoint_url, engine_selector
 from kvoy_operator.observed import Body, Observed, PodView, WorkloadView
 from kvoy_operator.resources import LLMRouter, LLMService
 from kvoy_operator.rollout import Reported, RolloutStep
 from kvoy_operator.rollout_state import LEADER_WORKER_SET, Pool, pools_of
 from kvoy_operator.scaling import PoolCount
+from kvoy_operator.views import seconds
 
 _LEADERS_ONLY: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 
@@ -97,10 +98,9 @@ def service_status(
     serving = current if current != update else ""
     states = [_state(pool, facts.counts[pool.name], serving) for pool in pools if pool.is_wanted]
     failure = _failure(states, observed)
-    if not all(state.is_full for state in states):
-        told = {each["type"]: each for each in facts.previous.get("conditions") or ()}
-        degraded = told.get(conditions.DEGRADED, {})
-        failure = lasting_failure(failure, degraded, observed, facts.generation, now_s)
+    told = {each["type"]: each for each in facts.previous.get("conditions") or ()}
+    degraded = told.get(conditions.DEGRADED, {})
+    failure = lasting_failure(failure, degraded, observed, facts.generation, now_s)
     status: dict[str, Any] = {
         "observedGeneration": facts.generation,
         "model": facts.model,
@@ -124,7 +124,11 @@ def reported_rollout(status: Mapping[str, Any]) -> Reported:
     """What the status last said about the rollout."""
     said = {each["type"]: each for each in status.get("conditions") or ()}
     revision = status.get("revision") or {}
+    degraded = said.get(conditions.DEGRADED, {})
+    is_failing = ends_pods(degraded)
     return Reported(
+        failing=degraded["message"] if is_failing else "",
+        failing_since_s=seconds(degraded["lastTransitionTime"]) if is_failing else 0.0,
         phase=said.get(conditions.PROGRESSING, {}).get("reason", ""),
         current=revision.get("current", ""),
         update=revision.get("update", ""),
