@@ -247,12 +247,19 @@ def test_a_killed_engine_is_replaced_and_only_its_own_streams_suffer(platform: P
 
 
 def test_a_group_that_loses_a_worker_comes_back_whole(platform: Platform) -> None:
-    selector = "kvoy.dev/service=wide,leaderworkerset.sigs.k8s.io/worker-index=1"
-    worker = platform.all_of("pods", selector)[0]["metadata"]["name"]
+    selector = "kvoy.dev/service=wide,leaderworkerset.sigs.k8s.io/group-index=0"
+    group = {
+        pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in platform.all_of("pods", selector)
+    }
+    worker = max(group, key=len)
 
     platform.kubectl("delete", "pod", "-n", NAMESPACE, worker, "--grace-period=0", "--force")
 
-    wait_for(lambda: platform.condition("wide", "Ready").get("status") != "True", "noticed", 60)
+    def is_new() -> bool:
+        uids = {pod["metadata"]["uid"] for pod in platform.all_of("pods", selector)}
+        return len(uids) == 2 and not uids & set(group.values())
+
+    wait_for(is_new, "leader and worker are made anew", 180)
     platform.wait_until_settled("wide")
     assert pool(platform, "wide")["ready"] == 2
 
