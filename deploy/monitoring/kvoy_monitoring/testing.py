@@ -41,8 +41,16 @@ def as_grafana_asks(expr: str) -> str:
     return expr
 
 
+def query(client: httpx.Client, address: str, expr: str) -> list[dict[str, Any]]:
+    """The instant vector of an expression. AssertionError when Prometheus refuses it."""
+    answer = client.get(f"{address}/api/v1/query", params={"query": expr}).json()
+    assert answer["status"] == "success", f"{expr}: {answer}"
+    result: list[dict[str, Any]] = answer["data"]["result"]
+    return result
+
+
 def panels_without_data(
-    query: Callable[[str], list[dict[str, Any]]],
+    ask: Callable[[str], list[dict[str, Any]]],
     dashboards: Iterable[Dashboard],
     is_wanted: Callable[[str], bool],
 ) -> list[str]:
@@ -51,7 +59,7 @@ def panels_without_data(
     for dashboard in dashboards:
         for panel in dashboard.panels:
             for expr in (as_grafana_asks(q.expr) for q in panel.queries if is_wanted(q.expr)):
-                values = [float(sample["value"][1]) for sample in query(expr)]
+                values = [float(sample["value"][1]) for sample in ask(expr)]
                 if not values or all(map(math.isnan, values)):
                     missing.append(f"{dashboard.title} / {panel.title}: {expr}")
     return missing
@@ -90,11 +98,7 @@ class Observed:
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30.0))
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The instant vector of an expression. AssertionError when Prometheus refuses it."""
-        answer = self.client.get(f"{self.prometheus}/api/v1/query", params={"query": expr}).json()
-        assert answer["status"] == "success", f"{expr}: {answer}"
-        result: list[dict[str, Any]] = answer["data"]["result"]
-        return result
+        return query(self.client, self.prometheus, expr)
 
     def alerts(self) -> set[str]:
         """Names of the alerts that fire now."""
