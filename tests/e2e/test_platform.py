@@ -120,6 +120,7 @@ def test_helm_installs_the_platform(platform: Platform) -> None:
 
     deployment = platform.get("deployment", "kvoy-operator", SYSTEM)
     assert deployment["status"]["readyReplicas"] == 2
+    platform.helm("test", "kvoy", "--namespace", SYSTEM, "--timeout", "2m")
 
 
 def test_six_lines_serve_a_real_model(platform: Platform) -> None:
