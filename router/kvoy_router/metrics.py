@@ -156,8 +156,7 @@ class Metrics:
         model = record.model
         self._requests[model, str(record.status), record.outcome].inc()
         self._duration[model].observe(now_s - record.started_s)
-        if record.num_retries:
-            self._retries[model].inc(record.num_retries)
+        self._retries[model].inc(record.num_retries)  # also none: a rate needs the series
         ttft_s = record.ttft_s()
         if ttft_s is None:
             return
