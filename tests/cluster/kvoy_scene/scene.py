@@ -5,6 +5,7 @@ where a fake engine listens, as a kubelet would."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -47,6 +48,10 @@ RULES = [
 """All that a router may do."""
 
 _addresses = (f"127.0.{high}.{low}" for high, low in itertools.product(range(1, 99), range(1, 250)))
+
+
+_HANDSHAKE_S = 0.5
+"""Of a connection to the API that may just have begun."""
 
 
 class Scene:
@@ -215,6 +220,8 @@ class Scene:
         router = Router(RouterConfig(**defaults | settings))
         async with router.serving():
             yield router
+            # uvloop loses a connection whose TLS handshake is cancelled, and cannot close then.
+            await asyncio.sleep(_HANDSHAKE_S)
 
 
 def names(router: Router) -> set[str]:
