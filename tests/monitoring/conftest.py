@@ -11,7 +11,7 @@ import pytest
 from kvoy_monitoring.testing import Observed, observe_stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     """Prometheus, two engines and a router that have traffic all the while."""
     if shutil.which("prometheus") is None:

@@ -26,6 +26,8 @@ from kvoy_monitoring.panel import Dashboard
 
 LIMIT_S = 90.0
 SCRAPE_S = 1
+_PAUSE_S = 0.1
+"""Of a user whom nobody served, as the official clients make one."""
 SECRET = "monitoring-test-secret"
 MODEL = "demo"
 _SIM = ("--sim-base-s", "0.004", "--sim-prefill-tokens-per-s", "60000")
@@ -266,7 +268,8 @@ def traffic(stack: Observed, num_users: int = 16) -> Iterator[None]:
             turn += 1
             prompt = f"conversation {number} " + "and so on, " * (20 + turn % 40)
             with contextlib.suppress(httpx.HTTPError):
-                stack.ask(prompt, stream=bool(turn % 3), max_tokens=200)
+                if stack.ask(prompt, stream=bool(turn % 3), max_tokens=200) != httpx.codes.OK:
+                    stop.wait(_PAUSE_S)
                 if turn % 5 == 0:
                     stack.ask(prompt, max_tokens=-1)
 
