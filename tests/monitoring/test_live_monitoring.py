@@ -15,6 +15,8 @@ OF_THE_OPERATOR = "kvoy_operator_"
 
 def test_every_panel_of_routers_and_engines_has_data(observed: Observed) -> None:
     """The operator's panels are looked at where an operator runs."""
+    running = "min(kvoy_engine_running_sequences) > 0"
+    wait_for(lambda: observed.query(running), "both engines are busy", LIMIT_S)
     observed.engines[0].kill()  # so that attempts fail and are retried
 
     missing: list[str] = []
