@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -35,8 +36,8 @@ _STORM: tuple[Fault, ...] = (
     Cut(is_applied=False),
     Cut(is_applied=True),
 )
-_STORM_EVERY = 7
-"""How many calls there are to one that fails, reads and dry runs included."""
+_STORM_SHARE = 0.25
+"""Of all calls, reads and dry runs included."""
 
 
 class _Disturbed(Site):
@@ -139,7 +140,8 @@ def test_a_process_killed_at_a_write_is_replaced_by_one_that_goes_on(
     _wait_for_end(second)
     site.start_operator()
     site.wait_for_condition("qwen", "Progressing", "False", "Settled")
-    assert len(site.engines()) == 1
+    # A service is settled while its old pods still drain.
+    site.wait_until(lambda: len(site.engines()) == 1, "the old revision is gone")
     assert site.serving() == _NUM_REPLICAS
 
 
@@ -206,11 +208,11 @@ def test_a_rollout_upon_old_news_takes_no_capacity(site: _Disturbed) -> None:
 def test_a_storm_of_refusals_and_lost_answers_only_takes_time(site: _Disturbed) -> None:
     site.start_kubelet()
     site.start_operator()
-    storm, calls = itertools.cycle(_STORM), itertools.count(1)
+    storm, draw = itertools.cycle(_STORM), random.Random(1)
     seen: set[Fault] = set()
 
     def decide(call: Call) -> Fault | None:
-        if call.is_lease or next(calls) % _STORM_EVERY:
+        if call.is_lease or draw.random() > _STORM_SHARE:
             return None
         fault = next(storm)
         seen.add(fault)
