@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import kopf
@@ -33,6 +33,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _LIST_TIMEOUT_S = 60.0
 _LOGIN_RETRY_S = 5.0
 _STOP_TIMEOUT_S = 10.0
+_CANCEL_TIMEOUT_S = 2.0
 
 OnPut = Callable[[Record], object]
 OnGone = Callable[[Ref, str], object]
@@ -98,8 +99,13 @@ class Watch:
             self._hand_over(self._on_end, error)
 
     async def _watch(self) -> None:
+        """Until `stop`, or until one of kopf's tasks ends, which raises its error.
+
+        kopf's own `operator` then waits for all that it has spawned, and a stream that it cannot
+        reach holds it for ever, deaf: here everything is cancelled, and awaited for a moment.
+        """
         self._kopf_loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        await kopf.operator(
+        tasks = await kopf.spawn_tasks(
             registry=self._registry(),
             settings=_settings(self._kinds),
             standalone=True,
@@ -107,6 +113,15 @@ class Watch:
             namespaces=list(self._namespaces),
             stop_flag=self._stop,
         )
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel(tasks)
+        # A task of kopf's may take a first cancellation for another one's.
+        for _ in range(2):
+            await _cancel(
+                task for task in asyncio.all_tasks() if task is not asyncio.current_task()
+            )
+        for task in ended:
+            task.result()
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -144,6 +159,15 @@ class Watch:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the operator's loop is closed: it ends
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel, and wait a moment for the end."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running, timeout=_CANCEL_TIMEOUT_S)
 
 
 def _selector(kind: Kind) -> tuple[str, ...]:
