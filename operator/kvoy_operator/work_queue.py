@@ -23,7 +23,10 @@ class Backoff:
     """Exponential, with jitter so that keys which failed together do not come back together."""
 
     first_s: float = 0.5
-    max_s: float = 120.0
+    max_s: float = 30.0
+    """A server that fails many calls at random fails most attempts of many calls, and each gets a
+    little further: longer pauses would make minutes of it. A thousand keys that all fail cost some
+    fifty attempts a second."""
 
     def delay_s(self, num_failures: int, jitter: float) -> float:
         """Seconds before the next try; `jitter` in [0, 1) takes up to half of the full delay."""
