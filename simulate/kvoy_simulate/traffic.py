@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Protocol
 
 from kvoy_contract.blocks import HASH_BYTES, BlockHash
@@ -21,8 +22,9 @@ _ROOT = b"kvoy-simulated-root"
 class PromptSpec:
     """A prompt as a linked chain: everything before, and one more named piece of some tokens.
 
-    Immutable but for the hashes, which are made at first use and kept for each stride asked for.
-    Chains share what they have in common, so a thousand prompts behind one prefix hold it once.
+    Immutable but for its own piece's hashes, which are made at first use and kept for each stride
+    asked for. Chains share what they have in common: a thousand prompts behind one prefix hold its
+    hashes once.
     """
 
     __slots__ = ("_hashes", "_key", "digest", "name", "num_tokens", "parent", "piece_tokens")
@@ -57,24 +59,22 @@ class PromptSpec:
 
     def hashes(self, stride: int) -> list[BlockHash]:
         """One per full `stride` tokens, in order, each standing for the whole prefix that ends
-        there. Not to be changed by the caller."""
+        there."""
+        pieces: list[list[BlockHash]] = []
+        node: PromptSpec | None = self
+        while node is not None:
+            pieces.append(node._own_hashes(stride))
+            node = node.parent
+        return list(chain.from_iterable(reversed(pieces)))
+
+    def _own_hashes(self, stride: int) -> list[BlockHash]:
+        """Of the strides that end in this piece."""
         made = self._hashes.get(stride)
         if made is None:
-            made = self._hashes[stride] = self._make_hashes(stride)
+            start = self.num_tokens - self.piece_tokens
+            ends = range(stride - start % stride, self.piece_tokens + 1, stride)
+            made = self._hashes[stride] = [self._hash_at(end) for end in ends]
         return made
-
-    def _make_hashes(self, stride: int) -> list[BlockHash]:
-        chain: list[PromptSpec] = []
-        node: PromptSpec | None = self
-        while node is not None and stride not in node._hashes:
-            chain.append(node)
-            node = node.parent
-        hashes = list(node._hashes[stride]) if node is not None else []
-        for piece in reversed(chain):
-            start = piece.num_tokens - piece.piece_tokens
-            first = (len(hashes) + 1) * stride - start
-            hashes.extend(piece._hash_at(at) for at in range(first, piece.piece_tokens + 1, stride))
-        return hashes
 
     def _hash_at(self, offset: int) -> BlockHash:
         """Of everything up to and with the `offset`-th token of this piece. Depends on what came
