@@ -1,4 +1,4 @@
-"""The packaging hazards of five packages in one distribution, each as a test.
+"""The packaging hazards of six packages in one distribution, each as a test.
 
 A folder of a component is never a package itself: `operator/__init__.py` would hide Python's own
 `operator` module from everything that runs in the root.
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-COMPONENTS = ["contract", "engine", "router", "operator", "cli"]
+COMPONENTS = ["contract", "engine", "router", "operator", "simulate", "cli"]
 
 
 def pyproject() -> dict[str, Any]:
