@@ -45,10 +45,24 @@ def foreign_manager(managed_fields: Iterable[Mapping[str, Any]]) -> str | None:
     managers = (
         str(entry.get("manager", ""))
         for entry in managed_fields
-        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        if "f:replicas" in _spec_fields(entry)
     )
     ours = (FIELD_MANAGER, SCALE_MANAGER)
     return min((manager for manager in managers if manager not in ours), default=None)
+
+
+def _is_tracked(managed_fields: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the API server will say who writes `spec.replicas` next.
+
+    It keeps no managedFields of writes by a custom resource's `/scale` to a field that has none
+    (https://github.com/kubernetes/kubernetes/issues/131892), as a defaulted one has not.
+    """
+    return any("f:replicas" in _spec_fields(entry) for entry in managed_fields)
+
+
+def _spec_fields(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = (entry.get("fieldsV1") or {}).get("f:spec") or {}
+    return fields
 
 
 def _prefill_count(given: int | None, scaler: Body | None) -> PoolCount:
@@ -56,11 +70,11 @@ def _prefill_count(given: int | None, scaler: Body | None) -> PoolCount:
     managed_fields = [] if scaler is None else scaler["metadata"].get("managedFields") or []
     if present is not None and foreign_manager(managed_fields) is not None:
         return PoolCount(present, SCALER_KIND)
+    # What nobody is known to have written is written once, so that the next writer is known.
+    is_due = scaler is not None and not _is_tracked(managed_fields)
     if given is not None:
-        is_due = scaler is not None and present != given
+        is_due = is_due or (scaler is not None and present != given)
         return PoolCount(given, SERVICE_KIND, given if is_due else None)
-    if present is not None:
-        return PoolCount(present, SCALER_KIND)
     # An autoscaler leaves alone what it finds at zero or unset.
-    seed = DEFAULT_REPLICAS if scaler is not None else None
-    return PoolCount(DEFAULT_REPLICAS, SCALER_KIND, seed)
+    count = DEFAULT_REPLICAS if present is None else present
+    return PoolCount(count, SCALER_KIND, count if is_due else None)

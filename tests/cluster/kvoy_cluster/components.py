@@ -65,6 +65,8 @@ def etcd(program: Path, place: Place, data: Path) -> Argv:
 def api_server(program: Path, place: Place, keys: Path) -> Argv:
     # A loopback address cannot be an endpoint of the Service `kubernetes`: without nodes, none is.
     endpoints = "lease" if place.api_address else "none"
+    # Nor can it be one of a Service in front of an aggregated API, which an ExternalName can name.
+    routing = "true" if place.api_address else "false"
     return [
         program,
         f"--etcd-servers=http://{LOOPBACK}:{place.etcd_port}",
@@ -91,7 +93,7 @@ def api_server(program: Path, place: Place, keys: Path) -> Argv:
         "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         f"--proxy-client-cert-file={keys}/front-proxy-client.crt",
         f"--proxy-client-key-file={keys}/front-proxy-client.key",
-        "--enable-aggregator-routing=true",
+        f"--enable-aggregator-routing={routing}",
         "--allow-privileged=true",
         "--profiling=false",
     ]
@@ -113,6 +115,7 @@ def controller_manager(program: Path, keys: Path, node_grace_s: int) -> Argv:
         "--leader-elect=false",
         "--secure-port=0",
         f"--node-monitor-grace-period={node_grace_s}s",
+        "--horizontal-pod-autoscaler-sync-period=1s",
         # Between the starts of two controllers; the default is of use to large clusters.
         "--controller-start-interval=0s",
     ]
