@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kvoy_cluster.api_server import ApiServer
+from kvoy_cluster import build
+from kvoy_cluster.api_server import ApiServer, KubectlError
+from kvoy_cluster.go_modules import PROMETHEUS_OPERATOR
 from kvoy_cluster.helm import CHART, Helm, Manifest, find
 
 pytestmark = pytest.mark.slow
@@ -64,6 +66,15 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+MONITORING = {
+    "monitoring": {
+        "labels": {"release": "prometheus"},
+        "serviceMonitor": {"enabled": True, "interval": "15s"},
+        "podMonitors": {"enabled": True, "interval": "15s"},
+        "prometheusRule": {"enabled": True},
+    }
+}
+
 
 @pytest.mark.parametrize("values", COMBINATIONS.values(), ids=COMBINATIONS)
 def test_the_api_server_accepts_every_object(
@@ -83,6 +94,27 @@ def test_the_api_server_accepts_every_object(
     answer = apply_dry(bare_server, [*rendered, pod])
 
     assert len(answer.splitlines()) == len(rendered) + 1
+
+
+def test_the_monitoring_objects_are_what_the_prometheus_operator_defines(
+    live_helm: Helm, bare_server: ApiServer
+) -> None:
+    folder = build.build([PROMETHEUS_OPERATOR]).folders[PROMETHEUS_OPERATOR.name]
+    bare_server.install_crds([yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")])
+    namespace = bare_server.create_namespace()
+
+    # Asks the server what it has: nothing of this is rendered for one that lacks the definitions.
+    rendered = live_helm.render(MONITORING, "--validate", namespace=namespace)
+
+    monitoring = [each for each in rendered if each["apiVersion"] == "monitoring.coreos.com/v1"]
+    answer = apply_dry(bare_server, monitoring)
+    assert sorted(each["kind"] for each in monitoring) == [
+        *("PodMonitor", "PodMonitor", "PrometheusRule", "ServiceMonitor")
+    ]
+    assert len(answer.splitlines()) == len(monitoring)
+    monitoring[0]["spec"]["intervall"] = "30s"
+    with pytest.raises(KubectlError, match="intervall"):
+        apply_dry(bare_server, monitoring)
 
 
 def test_an_upgrade_brings_new_fields_and_an_uninstall_leaves_what_users_made(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -133,26 +134,28 @@ def _build_one(
 ) -> None:
     start = time.monotonic()
     report(f"building {module.name} {module.version} from its Go module")
-    total = len(_go(module, environment, "list", "-deps", module.package).splitlines())
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
         new = Path(scratch) / module.name
         new.mkdir()
-        _compile(module, new / module.name, environment, total, report)
+        if module.package:
+            _compile(module, new / module.name, environment, report)
         for link in module.links:
             (new / link).symlink_to(module.name)
         if module.keeps:
-            source = _go(module, environment, "list", "-m", "-f", "{{.Dir}}", module.requires)
+            downloaded = _go(module, environment, "mod", "download", "-json", module.requires)
+            source = Path(json.loads(downloaded)["Dir"])
             for path, name in module.keeps.items():
-                shutil.copyfile(Path(source.strip()) / path, new / name)
+                shutil.copyfile(source / path, new / name)
         new.rename(folder)
-    size_mb = (folder / module.name).stat().st_size / 1e6
+    size_mb = sum(file.lstat().st_size for file in folder.iterdir()) / 1e6
     report(f"built {module.name}: {size_mb:.0f} MB in {time.monotonic() - start:.0f} s")
 
 
 def _compile(
-    module: GoModule, output: Path, environment: Mapping[str, str], total: int, report: Report
+    module: GoModule, output: Path, environment: Mapping[str, str], report: Report
 ) -> None:
     """Go names each package that it compiles; what else it says explains a failure."""
+    total = len(_go(module, environment, "list", "-deps", module.package).splitlines())
     flags = ["-v", "-ldflags", module.linker_flags(), "-o", str(output)]
     with subprocess.Popen(
         ["go", "build", *flags, module.package],

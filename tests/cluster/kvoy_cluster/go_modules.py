@@ -20,7 +20,7 @@ class GoModule:
     name: str
     """Of its folder, and of the binary."""
     package: str
-    """The main package to build."""
+    """The main package to build; empty: only `keeps` is wanted."""
     requires: str = ""
     """The module whose version counts as this one's; empty: all sources are here."""
     links: tuple[str, ...] = ()
@@ -104,5 +104,16 @@ LWS = GoModule(
 COREDNS = GoModule("coredns", ".", "github.com/coredns/coredns")
 HELM = GoModule("helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4")
 PROBE = GoModule("probe", ".")
+_MONITORING_KINDS = ("podmonitors", "prometheusrules", "servicemonitors")
+PROMETHEUS_OPERATOR = GoModule(
+    name="prometheus-operator",
+    package="",
+    requires="github.com/prometheus-operator/prometheus-operator",
+    keeps={
+        f"example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml": f"{kind}.yaml"
+        for kind in _MONITORING_KINDS
+    },
+)
+"""Its custom resources alone."""
 
-ALL_MODULES = (PROBE, ETCD, COREDNS, LWS, HELM, KUBE)
+ALL_MODULES = (PROBE, PROMETHEUS_OPERATOR, ETCD, COREDNS, LWS, HELM, KUBE)
