@@ -39,7 +39,8 @@ def convert(value: Any, to: type[T]) -> T:
     Raises msgspec.ValidationError, naming the place and the field: for an unknown or missing key, a
     wrong type, or a value that the dataclass' own validation refuses.
     """
-    built: T = msgspec.convert(value, mirror_of(to)).build()
+    # mypy takes a type variable's class for unhashable.
+    built: T = msgspec.convert(value, mirror_of(to)).build()  # type: ignore[arg-type]
     return built
 
 
@@ -60,7 +61,7 @@ def mirror_of(dataclass: type[Any], tag: str | None = None) -> type[Mirror]:
             fields.append((field.name, hint, default))
         else:
             fields.append((field.name, hint))
-    struct = msgspec.defstruct(
+    return msgspec.defstruct(  # type: ignore[return-value] # its stub forgets the bases
         dataclass.__name__,
         fields,
         bases=(Mirror,),
@@ -71,7 +72,6 @@ def mirror_of(dataclass: type[Any], tag: str | None = None) -> type[Mirror]:
         kw_only=True,
         forbid_unknown_fields=True,
     )
-    return struct
 
 
 def _mirrored(hint: Any) -> Any:

@@ -36,10 +36,10 @@ class PromptSpec:
         self.parent = parent
         self.name = name
         self.piece_tokens = piece_tokens
-        self.num_tokens = piece_tokens + (parent.num_tokens if parent else 0)
+        self.num_tokens: int = piece_tokens + (parent.num_tokens if parent else 0)
         before = parent.digest if parent else _ROOT
         self._key = blake2b(before + name.encode(), digest_size=HASH_BYTES).digest()
-        self.digest = self._hash_at(piece_tokens)
+        self.digest: BlockHash = self._hash_at(piece_tokens)
         """Stands for all tokens so far."""
         self._hashes: dict[int, list[BlockHash]] = {}
 

@@ -1,0 +1,80 @@
+"""The table of goals: what it asks, and how a figure is judged."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from kvoy_simulate.baselines import EVERY_POLICY
+from kvoy_simulate.goals import Case, Goal, cases_of, judge, recovery_s, rows
+from kvoy_simulate.goals_table import all_goals
+from kvoy_simulate.measures import NAMES
+from kvoy_simulate.scenario_file import shipped_scenarios
+
+OURS, A, B = Case("s"), Case("s", "a"), Case("s", "b")
+
+
+def verdict_of(goal: Goal, figures: dict[Case, list[float]]) -> tuple[float, bool, str]:
+    verdict = judge(goal, lambda case: [{"f": value} for value in figures[case]])
+    return verdict.measured.value, verdict.is_met, verdict.best_other
+
+
+def test_ours_is_compared_with_the_best_of_the_others() -> None:
+    figures = {OURS: [2.0, 4.0], A: [1.0, 2.0], B: [4.0, 8.0]}
+
+    less = verdict_of(Goal("r", "c", "f", OURS, (A, B), "<=", 1.9), figures)
+    more = verdict_of(Goal("r", "c", "f", OURS, (A, B), ">=", 0.4), figures)
+
+    assert less == (pytest.approx(2.0), False, "s a")
+    assert more == (pytest.approx(0.5), True, "s b")
+
+
+def test_without_others_ours_is_compared_with_the_bound() -> None:
+    goal = Goal("r", "c", "f", OURS, (), "<=", 0.0)
+
+    assert verdict_of(goal, {OURS: [0.0, 0.0]}) == (0.0, True, "")
+    assert verdict_of(goal, {OURS: [0.0, 1.0]}) == (0.5, False, "")
+
+
+@pytest.mark.parametrize("relation", ["<=", ">="])
+def test_what_was_not_measured_meets_nothing(relation: str) -> None:
+    goal = Goal("r", "c", "f", OURS, (A,), relation, 1.0)  # type: ignore[arg-type]
+
+    assert not verdict_of(goal, {OURS: [math.nan], A: [1.0]})[1]
+
+
+def test_a_case_is_run_once_for_all_goals_that_need_it() -> None:
+    goals = [Goal(row, "c", "f", OURS, (A,), "<=", 1.0) for row in ("one", "two")]
+
+    assert cases_of(goals) == [OURS, A]
+    assert rows(goals) == ["one", "two"]
+
+
+def test_the_table_names_scenarios_policies_and_figures_that_exist() -> None:
+    figures = {*NAMES, "knee", "recovery_s"}
+
+    for goal in all_goals():
+        assert goal.figure in figures
+        for case in goal.cases:
+            assert case.scenario in shipped_scenarios()
+            assert case.policy in EVERY_POLICY
+            assert (goal.figure == "knee") == case.finds_knee
+            assert goal.figure != "recovery_s" or case.finds_recovery
+        assert goal.ours.policy == "kv-aware"
+        assert all(replace(c, policy="kv-aware", routers=None) ==
+                   replace(goal.ours, routers=None) for c in goal.against)  # fmt: skip
+
+
+def test_recovery_is_counted_from_the_events_end_to_the_last_short_window() -> None:
+    undisturbed = [100.0] * 60
+
+    def disturbed(*dips: range) -> list[float]:
+        return [0.0 if any(i in dip for dip in dips) else 100.0 for i in range(60)]
+
+    assert recovery_s(disturbed(range(20, 30)), undisturbed, 30.0) == 0.0
+    assert recovery_s(disturbed(range(20, 33)), undisturbed, 30.0) == 3.0
+    assert recovery_s(disturbed(range(20, 30), range(40, 41)), undisturbed, 30.0) == 11.0
+    assert recovery_s([96.0] * 60, undisturbed, 30.0) == 0.0
+    assert recovery_s(disturbed(range(20, 60)), undisturbed, 30.0) == math.inf
