@@ -11,6 +11,8 @@ SHELL := /bin/bash
 RUNNER ?= torch
 # An index for torch alone, e.g. one with CPU builds; empty: from where everything else comes.
 TORCH_INDEX ?=
+# How many tests `make test` runs side by side; each may start a Kubernetes of its own, about 3 GB.
+WORKERS ?= 4
 # Options of `kvoy up`, `kvoy bench` or pytest, whichever the target runs.
 ARGS ?=
 # What container images stand on, and what they are called; tools/images.sh has the defaults.
@@ -46,8 +48,8 @@ help: ## this list
 up: $(STAMPS)/$(RUNNER) ## a router and two engines on this machine, serving until Ctrl-C
 	@$(BIN)/kvoy up --runner $(RUNNER) $(ARGS)
 
-test: system-packages lint model cluster-programs ## all checks and all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: ## all checks and all tests, with the time that each part took
+	@WORKERS=$(WORKERS) tools/test.sh $(ARGS)
 
 # Side by side: tests of processes and sockets mostly wait.
 check: $(STAMPS)/dev ## the fast part: format, lint, types, import layers, unit tests

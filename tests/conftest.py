@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import ssl
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Fixtures that start real Kubernetes clusters, of as many parts as a test needs.
-pytest_plugins = ["kvoy_cluster.fixtures"]
+# Fixtures that start real Kubernetes clusters, of as many parts as a test needs; where time went.
+pytest_plugins = ["kvoy_cluster.fixtures", "kvoy_times"]
+
+# Tests side by side share the cores: threads that spin while they wait would only hold up others.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("kvoy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvoy")

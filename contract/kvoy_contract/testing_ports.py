@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections.abc import Sequence
@@ -14,12 +15,24 @@ _TRIES = 200
 
 def free_port(offsets: Sequence[int] = (0,)) -> int:
     """A port on loopback that is free, as are those at `offsets` above it."""
-    for _ in range(_TRIES):
-        base = random.SystemRandom().choice(_RANGE)
+    ports = _own_ports()
+    bases = ports[: len(ports) - max(offsets)]
+    for _ in range(_TRIES if bases else 0):
+        base = random.SystemRandom().choice(bases)
         try:
             for offset in offsets:
                 socket.create_server(("127.0.0.1", base + offset)).close()
         except OSError:
             continue
         return base
-    raise OSError(f"no free ports in {_RANGE}")
+    raise OSError(f"no free ports at offsets {tuple(offsets)} in {ports}")
+
+
+def _own_ports() -> range:
+    """A share of its own for each of pytest's workers: they look at the same time."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker:
+        return _RANGE
+    size = len(_RANGE) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    start = int(worker.removeprefix("gw")) * size
+    return _RANGE[start : start + size]

@@ -21,6 +21,7 @@ from kvoy_cluster.waiting import wait_for
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.containers,
     pytest.mark.skipif(not is_root(), reason="nodes with containers need root"),
 ]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.containers]
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "tools" / "images.sh"
