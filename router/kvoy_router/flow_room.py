@@ -1,0 +1,56 @@
+"""How long a new request would wait at the engines of a pool: the signal of flow control.
+
+It is the wait of the cost that the pick minimises, from the same reports and reservations. Pure."""
+
+from __future__ import annotations
+
+from kvoy_contract.errors import ApiError
+from kvoy_router import filters
+from kvoy_router.cost import Traffic, estimate
+from kvoy_router.endpoint import Endpoint
+from kvoy_router.occupancy import occupancies
+from kvoy_router.pool import Pool
+
+_is_serving = filters.is_serving(frozenset())
+
+
+class PoolRoom:
+    """`flow.Room` of a pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._turns: dict[str, int] = {}
+        """By model, where the last engine with enough room was: it most likely has more."""
+
+    def wait_s(self, model: str, now_s: float, enough_s: float) -> float | None:
+        """Looks at engines until one has enough room: at one, in a fleet that has some."""
+        try:
+            endpoints = self._pool.endpoints_of(model)
+            output_tokens = self._pool.output_tokens(model)
+        except ApiError:
+            self._turns.pop(model, None)
+            return None
+        least_s: float | None = None
+        first = self._turns.get(model, 0)
+        for turn in range(first, first + len(endpoints)):
+            endpoint = endpoints[turn % len(endpoints)]
+            if _is_serving(endpoint) is not None:
+                continue
+            wait_s = self._wait_at(endpoint, output_tokens, now_s)
+            if least_s is None or wait_s < least_s:
+                least_s = wait_s
+                if wait_s < enough_s:
+                    self._turns[model] = turn % len(endpoints)
+                    break
+        return least_s
+
+    def _wait_at(self, endpoint: Endpoint, output_tokens: float, now_s: float) -> float:
+        """Until it turns to a new prompt: what is queued, and what has to end to make room. The
+        step that is under way does not count, and an engine without requests has room, however
+        slow or small it is: else nobody would ever be served by it."""
+        is_known = endpoint.is_known(now_s, self._pool.config.stale_after_s)
+        (occupancy,) = occupancies([endpoint], [is_known])
+        if occupancy.num_requests <= 0.0:
+            return 0.0
+        cost = estimate(1, 0, occupancy, Traffic(output_tokens, 0.0))
+        return cost.wait_s - occupancy.step_s

@@ -1,0 +1,116 @@
+"""Who uses how much of a model's engines at this moment, and whether that is more than its share.
+
+A share is of the tokens of requests under way; classes count by whether anything of them is under
+way or waits."""
+
+from __future__ import annotations
+
+from kvoy_router.flow_ticket import Ticket
+
+ACTIVE_S = 10.0
+"""A tenant's share stays reserved so long after its last request ended: traffic comes in gaps."""
+TOLERANCE = 1.25
+"""A share counts as exceeded beyond so many fair ones: requests come in lumps."""
+MAX_IDLE = 1024
+"""Tenants without a request whose share stays reserved."""
+
+
+class _Usage:
+    __slots__ = ("last_seen_s", "num_requests", "tokens", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.num_requests = 0
+        """Waiting or under way."""
+        self.tokens = 0.0
+        """Of requests under way."""
+        self.last_seen_s = 0.0
+
+
+class Shares:
+    """`come`, then perhaps `start` and `correct`, then `go`, once for each request."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Usage] = {}
+        self._classes: dict[int, int] = {}
+        self._tokens = 0.0
+        self._weight = 0.0
+        """Of all tenants that are remembered."""
+
+    @property
+    def tokens(self) -> float:
+        """Of all requests under way."""
+        return self._tokens
+
+    def tokens_of(self, tenant: str) -> float:
+        usage = self._tenants.get(tenant)
+        return 0.0 if usage is None else usage.tokens
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._classes
+
+    def come(self, ticket: Ticket, now_s: float) -> None:
+        usage = self._tenants.get(ticket.tenant)
+        if usage is None:
+            if len(self._tenants) >= MAX_IDLE:
+                self.forget_idle(now_s)
+            usage = self._tenants[ticket.tenant] = _Usage()
+        self._weight += ticket.weight - usage.weight
+        usage.weight = ticket.weight
+        usage.num_requests += 1
+        usage.last_seen_s = now_s
+        self._classes[ticket.priority] = self._classes.get(ticket.priority, 0) + 1
+
+    def start(self, ticket: Ticket) -> None:
+        self._add(ticket, ticket.tokens)
+
+    def correct(self, ticket: Ticket, more_tokens: float) -> None:
+        self._add(ticket, more_tokens)
+
+    def go(self, ticket: Ticket, now_s: float, *, was_under_way: bool) -> None:
+        usage = self._tenants[ticket.tenant]
+        usage.num_requests -= 1
+        usage.last_seen_s = now_s
+        left = self._classes.pop(ticket.priority) - 1
+        if left:
+            self._classes[ticket.priority] = left
+        if was_under_way:
+            self._add(ticket, -ticket.tokens)
+        if not self._classes:
+            # Nothing is under way: what rounding left goes with it.
+            self._tokens = 0.0
+            for other in self._tenants.values():
+                other.tokens = 0.0
+
+    def forget_idle(self, now_s: float) -> None:
+        """Give back the shares of tenants that have gone; the most recent ones stay for a while."""
+        idle = sorted(
+            (usage.last_seen_s, name)
+            for name, usage in self._tenants.items()
+            if not usage.num_requests
+        )
+        num_too_many = len(idle) - MAX_IDLE // 2 if len(idle) >= MAX_IDLE else 0
+        for position, (last_seen_s, name) in enumerate(idle):
+            if position < num_too_many or last_seen_s < now_s - ACTIVE_S:
+                del self._tenants[name]
+        self._weight = sum(usage.weight for usage in self._tenants.values())
+
+    def is_modest(self, ticket: Ticket) -> bool:
+        """Whether nothing more important is here, and its tenant uses no more than its share."""
+        if min(self._classes, default=ticket.priority) < ticket.priority:
+            return False
+        usage = self._tenants[ticket.tenant]
+        fair = self._tokens * usage.weight / self._weight
+        return usage.tokens <= TOLERANCE * fair
+
+    def check_integrity(self) -> None:
+        assert abs(self._tokens - sum(u.tokens for u in self._tenants.values())) < 1e-3
+        assert abs(self._weight - sum(u.weight for u in self._tenants.values())) < 1e-3
+        requests = sum(usage.num_requests for usage in self._tenants.values())
+        assert requests == sum(self._classes.values())
+        assert all(self._classes.values())
+
+    def _add(self, ticket: Ticket, tokens: float) -> None:
+        self._tenants[ticket.tenant].tokens += tokens
+        self._tokens += tokens

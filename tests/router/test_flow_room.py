@@ -1,0 +1,127 @@
+"""What flow control hears of a pool, and what it does with it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kvoy_contract.errors import ApiError, Unavailable
+from kvoy_router.endpoint import EngineInfo
+from kvoy_router.fleet_testing import IDLE, MODEL, Fleet, prompt_hashes
+from kvoy_router.flow import FlowControl
+from kvoy_router.flow_room import PoolRoom
+from kvoy_router.flow_ticket import FlowLimits, Ticket
+
+ENOUGH_S = 0.5
+
+
+def wait_s(fleet: Fleet, room: PoolRoom | None = None) -> float | None:
+    return (room or PoolRoom(fleet.pool)).wait_s(MODEL, fleet.now_s, ENOUGH_S)
+
+
+def test_an_idle_fleet_has_room() -> None:
+    assert wait_s(Fleet(3)) == 0.0
+
+
+def test_the_engine_that_would_begin_first_counts() -> None:
+    fleet = Fleet(3)
+    for name, seconds in (("e0", 9), ("e1", 2), ("e2", 5)):
+        fleet.report(name, running=1, queued_prefill_tokens=seconds * 10_000)
+
+    assert wait_s(fleet) == pytest.approx(2.0)
+
+
+def test_an_engine_with_room_is_found_wherever_it_is() -> None:
+    fleet = Fleet(5)
+    room = PoolRoom(fleet.pool)
+    for free in ("e3", "e0", "e4", "e4", "e1"):
+        for number in range(5):
+            tokens = 0 if f"e{number}" == free else 50_000
+            fleet.report(f"e{number}", running=1, queued_prefill_tokens=tokens)
+
+        assert wait_s(fleet, room) == 0.0
+
+
+def test_an_engine_without_seats_makes_wait_until_one_is_free() -> None:
+    fleet = Fleet(1, info=EngineInfo(epoch=b"1", served_model=MODEL, max_num_seqs=4))
+    fleet.report("e0", running=4, step_time_s=0.1)
+
+    waited = wait_s(fleet)
+
+    assert waited is not None
+    assert waited > 1.0
+
+
+def test_a_slow_and_tiny_engine_without_requests_has_room() -> None:
+    """Else it would never be sent one."""
+    fleet = Fleet(1)
+    fleet.report("e0", dataclasses.replace(IDLE, step_time_s=5.0, total_blocks=4, free_blocks=4))
+
+    assert wait_s(fleet) == 0.0
+
+
+def test_what_this_router_has_just_sent_counts_at_once() -> None:
+    fleet = Fleet(1)
+    fleet.pool.pick(fleet.request(prompt_hashes(20_000, "a")), fleet.now_s)
+
+    assert wait_s(fleet) == pytest.approx(2.0, rel=0.05)
+
+
+def test_without_a_serving_engine_there_is_no_wait_to_tell() -> None:
+    fleet = Fleet(1)
+    fleet.pool.set_draining("e0", True)
+
+    assert wait_s(fleet) is None
+    assert PoolRoom(fleet.pool).wait_s("nope", fleet.now_s, ENOUGH_S) is None
+
+
+def test_an_engine_that_has_not_reported_is_judged_by_what_was_sent_to_it() -> None:
+    fleet = Fleet(0)
+    fleet.add("e0", load=None)
+    assert wait_s(fleet) == 0.0
+
+    for number in range(4):
+        fleet.pool.pick(fleet.request(prompt_hashes(16_000, number)), fleet.now_s)
+
+    waited = wait_s(fleet)
+    assert waited is not None
+    assert waited > 1.0
+
+
+def test_held_requests_reach_a_first_engine_only_as_fast_as_it_takes_them() -> None:
+    """A pool that starts from nothing is not flooded by all that waited for it."""
+    fleet = Fleet(0)
+    fleet.pool.declare_model(MODEL)
+    refused: list[tuple[Ticket, ApiError]] = []
+    flow = FlowControl(
+        PoolRoom(fleet.pool), FlowLimits(), lambda ticket, error: refused.append((ticket, error))
+    )
+    held = [Ticket(MODEL, tokens=4_000, arrived_s=fleet.now_s) for _ in range(100)]
+    for ticket in held:
+        assert not flow.enter(ticket, fleet.now_s)
+    assert flow.next(MODEL, fleet.now_s) is None
+
+    fleet.add("e0")
+    sent = 0
+    while (ticket := flow.next(MODEL, fleet.now_s)) is not None:
+        fleet.pool.pick(fleet.request(prompt_hashes(4_000, sent)), fleet.now_s)
+        flow.start(ticket)
+        sent += 1
+
+    assert 1 < sent < 8, "1 s of prefill at 10,000 tokens/s"
+    fleet.now_s += 60.0
+    fleet.report("e0", running=1, queued_prefill_tokens=50_000)
+    flow.expire(fleet.now_s)
+    assert len(refused) == 100 - sent
+    assert flow.num_waiting == 0
+
+
+def test_a_full_hold_says_that_nothing_can_serve() -> None:
+    fleet = Fleet(0)
+    fleet.pool.declare_model(MODEL)
+    flow = FlowControl(PoolRoom(fleet.pool), FlowLimits(max_held=1), lambda ticket, error: None)
+    flow.enter(Ticket(MODEL, tokens=1, arrived_s=0.0), 0.0)
+
+    with pytest.raises(Unavailable):
+        flow.enter(Ticket(MODEL, tokens=1, arrived_s=0.0), 0.0)
