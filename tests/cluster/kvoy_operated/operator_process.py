@@ -16,20 +16,23 @@ from kvoy_cluster.waiting import wait_for
 from kvoy_contract.testing_ports import free_port
 
 _END_TIMEOUT_S = 30.0
+_OWN_PACKAGES = str(Path(__file__).parents[1])
 
 
 class OperatorProcess:
-    def __init__(self, kubeconfig: Path, log: Path, arguments: Sequence[str]) -> None:
-        """`log` is appended to, so that several operators may share one."""
+    def __init__(
+        self, kubeconfig: Path, log: Path, arguments: Sequence[str], module: str = "kvoy_cli"
+    ) -> None:
+        """`log` is appended to, so that several operators may share one; `module` is what runs."""
         self.port = free_port()
         self.log = log
-        command = [sys.executable, "-m", "kvoy_cli", "operator", "--host=127.0.0.1"]
+        command = [sys.executable, "-m", module, "operator", "--host=127.0.0.1"]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*command, f"--port={self.port}", f"--kubeconfig={kubeconfig}", *arguments],
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _OWN_PACKAGES},
             )
 
     @property

@@ -43,13 +43,14 @@ class Site:
         if self._kubelet is not None:
             self._kubelet.stop()
 
-    def start_operator(self, *arguments: str) -> OperatorProcess:
+    def start_operator(self, *arguments: str, module: str = "kvoy_cli") -> OperatorProcess:
         served = [] if self._is_cluster_wide else [f"--namespace={self.namespace}"]
         roles = [] if self._is_cluster_wide else ["--router-role-kind=Role"]
         operator = OperatorProcess(
             self.kubeconfig,
             self.log,
             [f"--operator-namespace={self.home}", *served, *roles, *arguments],
+            module,
         )
         self._operators.append(operator)
         return operator
