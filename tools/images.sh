@@ -122,13 +122,23 @@ ensure_base() {
   rm "$cache/tmp/base.tar"
 }
 
+# Layers of images that are no more, unless they are of today: the next build may well go on from them.
+forget_old_layers() {
+  local oldest id day
+  oldest=$(date --utc --date='1 day ago' '+%Y-%m-%d')
+  own_buildah images --filter dangling=true --format '{{.ID}} {{.CreatedAtRaw}}' |
+    while read -r id day _; do
+      [ -z "$id" ] || [[ ! $day < $oldest ]] || own_buildah rmi "$id" > /dev/null
+    done
+}
+
 # A digest of all that an image is made of, the base and this machine's settings apart.
 content_key() {
   local dockerfile=$1 reference=$2
   {
     echo "$reference $version ${BASE_IMAGE:-} ${TORCH_INDEX:-}"
     sha256sum "$dockerfile" .dockerignore pyproject.toml README.md LICENSE
-    find contract engine router operator cli -type f -not -path '*/__pycache__/*' -print0 |
+    find contract engine router operator simulate cli -type f -not -path '*/__pycache__/*' -print0 |
       sort --zero-terminated | xargs --null sha256sum
   } | sha256sum | cut -c 1-20
 }
@@ -151,10 +161,9 @@ archive() {
     own_buildah build "${arguments[@]}" --file "$dockerfile" --tag "$reference" . > "$cache/$name.log" 2>&1 ||
       { tail -n 30 "$cache/$name.log" >&2 && fail "cannot build $reference: see $cache/$name.log"; }
     mkdir -p "$folder"
-    # Older archives of the same image, unless somebody may be reading them, and layers that nothing
-    # refers to any more.
+    # Older archives of the same image, unless somebody may be reading them.
     find "$cache/$name" -mindepth 1 -maxdepth 1 -not -path "$folder" -mmin +60 -exec rm -rf {} +
-    own_buildah rmi --prune > /dev/null
+    forget_old_layers
     container=$(own_buildah from "$reference")
     # Not compressed: containers start from it on this machine.
     own_buildah commit --quiet --disable-compression "$container" \

@@ -3,12 +3,19 @@
 # Debian has them with python3, python3-venv and ca-certificates.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
+# Dependencies stay as they are while what asks for them does: what else is in pyproject.toml,
+# settings of tools and what only developers need, does not count.
+FROM ${BASE_IMAGE} AS requirements
+WORKDIR /src
+COPY pyproject.toml ./
+RUN sed -i '/^dev = \[/,/^\]/d; /^\[tool\./,$d' pyproject.toml
+
 FROM ${BASE_IMAGE} AS runtime
 RUN groupadd --gid 65532 kvoy \
     && useradd --uid 65532 --gid kvoy --create-home --shell /usr/sbin/nologin kvoy \
     && python3 -m venv --without-pip /opt/kvoy
 WORKDIR /opt/kvoy
-COPY pyproject.toml ./
+COPY --from=requirements /src/pyproject.toml ./
 # An index with torch for CPUs, which is a tenth of what the default index brings.
 ARG TORCH_INDEX=
 # The dependencies are gigabytes, so they are installed where they stay and never copied; the

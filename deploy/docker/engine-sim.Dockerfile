@@ -12,9 +12,14 @@ RUN python3 -m venv /opt/uv \
     && python3 -m venv --without-pip /opt/kvoy
 WORKDIR /src
 
-# Dependencies are a layer of their own: it stays while pyproject.toml does.
-FROM tools AS dependencies
+# Dependencies are a layer of their own, which stays while they do: what else is in pyproject.toml,
+# settings of tools and what only developers need, does not count.
+FROM tools AS requirements
 COPY pyproject.toml ./
+RUN sed -i '/^dev = \[/,/^\]/d; /^\[tool\./,$d' pyproject.toml
+
+FROM tools AS dependencies
+COPY --from=requirements /src/pyproject.toml ./
 RUN --mount=type=cache,target=/var/cache/uv \
     /opt/uv/bin/uv pip install --quiet --python /opt/kvoy/bin/python \
       --requirements pyproject.toml --extra sim
