@@ -102,7 +102,7 @@ async def test_a_router_that_knows_a_hundred_engines_stays_small(
     port = free_port()
     flags = [flag for engine in engines for flag in ("--engine", flag_of(engine))]
     router = await start_router(*flags, "--port", str(port), "--log-level", "warning")
-    await eventually(lambda: all(engine.num_acks for engine in engines), timeout_s=30)
+    await eventually(lambda: all(engine.num_acks for engine in engines), timeout_s=120)
     await until_ready(port)
 
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:

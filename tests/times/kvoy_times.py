@@ -7,7 +7,7 @@ that run side by side count side by side: the seconds are the tests' own, the ru
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -58,17 +58,17 @@ class _Recorder:
         self._item: pytest.Item | None = None
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         self._item = item
         try:
-            return (yield)
+            yield
         finally:
             self._item = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
-    ) -> Iterator[object]:
+    ) -> Generator[None, object, object]:
         start_s = time.perf_counter()
         try:
             return (yield)
@@ -88,9 +88,8 @@ class _Reporter:
         self.times.add_phase(report.nodeid, report.duration)
         if report.when == "setup":
             for name, value in report.user_properties:
-                if name == _PROPERTY:
-                    fixture, seconds = value  # type: ignore[misc]
-                    self.times.add_fixture(fixture, seconds)
+                if name == _PROPERTY and isinstance(value, list):
+                    self.times.add_fixture(*value)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if lines := self.times.lines():

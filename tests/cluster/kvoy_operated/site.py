@@ -14,7 +14,7 @@ from kvoy_operated.operator_process import OperatorProcess
 from kvoy_operator.kinds import LLM_SERVICE, Kind, kind_of
 from kvoy_operator.rbac import Rule, own_rules, router_rules, service_rules
 
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 240.0
 """Of whatever takes seconds on an idle machine."""
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _LEASE, _MASTER, _ROUTER_ROLE = "kvoy-operator", "kvoy-operator-master", "kvoy-router"

@@ -10,12 +10,13 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from kvoy_cluster.api import MERGE_PATCH
+from kvoy_cluster.api import MERGE_PATCH, ApiError
 from kvoy_cluster.api_server import ApiServer
 from kvoy_contract.fleet import Fleet, FleetService, render_fleet
 from kvoy_contract.testing import FakeEngine
@@ -182,7 +183,12 @@ class Scene:
         return ip
 
     def end_pod(self, pod: str) -> None:
-        self._set_status(pod, {"phase": "Failed"})
+        """Nothing happens if its controller has removed it meanwhile."""
+        try:
+            self._set_status(pod, {"phase": "Failed"})
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
 
     def _set_status(self, pod: str, status: dict[str, Any]) -> None:
         path = self.path("pods", pod) + "/status"
