@@ -104,9 +104,9 @@ def test_held_requests_reach_a_first_engine_only_as_fast_as_it_takes_them() -> N
 
     fleet.add("e0")
     sent = 0
-    while (ticket := flow.next(MODEL, fleet.now_s)) is not None:
+    while (chosen := flow.next(MODEL, fleet.now_s)) is not None:
         fleet.pool.pick(fleet.request(prompt_hashes(4_000, sent)), fleet.now_s)
-        flow.start(ticket)
+        flow.start(chosen)
         sent += 1
 
     assert 1 < sent < 8, "1 s of prefill at 10,000 tokens/s"
