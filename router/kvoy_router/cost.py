@@ -40,6 +40,9 @@ class Traffic(msgspec.Struct, frozen=True, gc=False):
     """Expected length of this request's answer."""
     reuse: float
     """Share of prompt tokens that some engine held already: what a kept block is likely worth."""
+    mean_requests: float | None = None
+    """Requests at an engine of the fleet, the busiest one left out. None where a policy sees the
+    whole fleet and can tell for itself."""
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):

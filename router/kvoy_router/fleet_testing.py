@@ -48,7 +48,7 @@ class Fleet:
     ) -> None:
         random = Random(seed)
         self.now_s = 100.0
-        self.pool = Pool("router", make_policy(policy, random), config=config)
+        self.pool = Pool("router", make_policy(policy, random), config=config, random=random)
         self.info = info or EngineInfo(
             epoch=b"first", served_model=MODEL, max_num_seqs=256, settles_by_number=True
         )

@@ -100,6 +100,7 @@ class Ledger:
         "unsettled_context_tokens",
         "unsettled_prefill_tokens",
         "version",
+        "watch",
     )
 
     def __init__(self, last_number: int = 0) -> None:
@@ -118,6 +119,8 @@ class Ledger:
         self.ended_context_tokens = 0
         self.version = 0
         """Counts changes, so that what was derived from the sums can be kept until the next one."""
+        self.watch: Callable[[], object] | None = None
+        """Told of each change."""
 
     @property
     def in_flight(self) -> int:
@@ -136,7 +139,7 @@ class Ledger:
     def open(self, lease: Lease) -> tuple[int, int]:
         """Returns the lease's number and the number through which all others have ended."""
         settled_through = self.settled_through
-        self.version += 1
+        self._change()
         self.last_number += 1
         self._open[self.last_number] = lease
         self._unsettled[self.last_number] = lease
@@ -146,12 +149,12 @@ class Ledger:
 
     def end_prefill(self, lease: Lease) -> None:
         if lease.number in self._unsettled:
-            self.version += 1
+            self._change()
             self.unsettled_prefill_tokens -= lease.prefill_tokens
         lease.prefill_tokens = 0
 
     def close(self, lease: Lease) -> None:
-        self.version += 1
+        self._change()
         if self._orphans.pop(lease.number, None) is not None:
             return
         del self._open[lease.number]
@@ -164,7 +167,7 @@ class Ledger:
 
     def settle(self, report: LoadView, now_s: float, *, by_number: bool) -> None:
         """A new report has come: what it includes leaves the reservation."""
-        self.version += 1
+        self._change()
         self.ended = self.ended_prefill_tokens = self.ended_context_tokens = 0
         if not self._unsettled:
             return
@@ -182,7 +185,7 @@ class Ledger:
 
     def forget_report(self) -> None:
         """No report is trusted any more: every open lease is this router's own estimate again."""
-        self.version += 1
+        self._change()
         self.ended = self.ended_prefill_tokens = self.ended_context_tokens = 0
         self.unsettled_prefill_tokens = self.unsettled_context_tokens = 0
         self._unsettled = dict(self._open)
@@ -204,6 +207,11 @@ class Ledger:
         assert self.unsettled_prefill_tokens == sum(lease.prefill_tokens for lease in leases)
         assert self.unsettled_context_tokens == sum(lease.context_tokens for lease in leases)
         assert min(self.ended, self.ended_prefill_tokens, self.ended_context_tokens) >= 0
+
+    def _change(self) -> None:
+        self.version += 1
+        if self.watch is not None:
+            self.watch()
 
     def _drop_unsettled(self, lease: Lease) -> None:
         del self._unsettled[lease.number]

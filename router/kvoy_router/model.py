@@ -9,6 +9,7 @@ from kvoy_router.request import InferenceRequest
 
 FIRST_OUTPUT_TOKENS = 256.0
 """Expected answer before any has been seen."""
+FIRST_PROMPT_TOKENS = 1_000.0
 FIRST_REUSE = 0.5
 OUTPUT_MEMORY = 0.05
 REUSE_MEMORY = 0.02
@@ -16,7 +17,16 @@ REUSE_MEMORY = 0.02
 
 
 class Model:
-    __slots__ = ("endpoints", "is_declared", "name", "output_tokens", "reuse", "weights")
+    __slots__ = (
+        "endpoints",
+        "is_declared",
+        "name",
+        "output_tokens",
+        "prompt_tokens",
+        "reuse",
+        "turn",
+        "weights",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -28,6 +38,10 @@ class Model:
         """Moving mean of an answer's length."""
         self.reuse = FIRST_REUSE
         """Moving mean of the share of a prompt that some endpoint held already."""
+        self.prompt_tokens = FIRST_PROMPT_TOKENS
+        """Moving mean of a prompt's length."""
+        self.turn = 0
+        """Where round-robin would go next: see `next_in_turn`."""
 
     @property
     def is_listed(self) -> bool:
@@ -39,9 +53,25 @@ class Model:
             output_tokens = min(output_tokens, float(request.max_tokens))
         return Traffic(output_tokens=output_tokens * request.num_choices, reuse=self.reuse)
 
-    def learn_reuse(self, held_tokens: int, prompt_tokens: int) -> None:
+    @property
+    def expected(self) -> Traffic:
+        """An average request."""
+        return Traffic(output_tokens=self.output_tokens, reuse=self.reuse)
+
+    def next_in_turn(self) -> Endpoint:
+        """The engine that plain round-robin would take for this request: the counterfactual of the
+        self-audit. One that cannot serve loses its turn; the last one is told where none can."""
+        for _ in range(len(self.endpoints)):
+            endpoint = self.endpoints[self.turn % len(self.endpoints)]
+            self.turn += 1
+            if endpoint.is_routable:
+                break
+        return endpoint
+
+    def learn_prompt(self, held_tokens: int, prompt_tokens: int) -> None:
         share = held_tokens / prompt_tokens if prompt_tokens else 0.0
         self.reuse += REUSE_MEMORY * (share - self.reuse)
+        self.prompt_tokens += REUSE_MEMORY * (prompt_tokens - self.prompt_tokens)
 
     def learn_output(self, lease: Lease, now_s: float, output_tokens: int | None) -> None:
         """Where nobody counted, the time from the first token tells in steps of the engine."""

@@ -47,43 +47,88 @@ class Occupancy(msgspec.Struct, frozen=True, gc=False):
         return self.running + self.waiting
 
 
-def occupancies(endpoints: Sequence[Endpoint], known: Sequence[bool]) -> list[Occupancy]:
-    """One per endpoint. `known[i]` says whether the i-th one's report is to be believed."""
+def occupancies(
+    endpoints: Sequence[Endpoint], known: Sequence[bool], average: Occupancy | None = None
+) -> list[Occupancy]:
+    """One per endpoint. `known[i]` says whether the i-th one's report is to be believed.
+
+    `average` is an average engine of the fleet, where the endpoints are a part of it.
+    """
     result: list[Occupancy] = []
     for endpoint, is_known in zip(endpoints, known, strict=True):
-        kept = endpoint.occupancy
-        if kept is not None and is_known and kept[0] == endpoint.ledger.version:
-            result.append(kept[1])
-            continue
-        load = endpoint.load
-        if load is None or not is_known or not _is_measured(load):
-            return _beside_unknown_ones(endpoints, known)
-        occupancy = _reported(endpoint, load, load.prefill_tokens_per_s, load.step_time_s)
-        endpoint.occupancy = (endpoint.ledger.version, occupancy)
+        occupancy = measured(endpoint) if is_known else None
+        if occupancy is None:
+            return _beside_unknown_ones(endpoints, known, average)
         result.append(occupancy)
     return result
 
 
-def _is_measured(load: LoadView) -> bool:
-    return load.prefill_tokens_per_s > 0.0 and load.step_time_s > 0.0
+def measured(endpoint: Endpoint) -> Occupancy | None:
+    """From its own report alone; None where it has not reported or measured enough for that."""
+    kept = endpoint.occupancy
+    if kept is not None and kept[0] == endpoint.ledger.version:
+        return kept[1]
+    load = endpoint.load
+    if load is None or load.prefill_tokens_per_s <= 0.0 or load.step_time_s <= 0.0:
+        return None
+    occupancy = _reported(endpoint, load, load.prefill_tokens_per_s, load.step_time_s)
+    endpoint.occupancy = (endpoint.ledger.version, occupancy)
+    return occupancy
 
 
-def _beside_unknown_ones(endpoints: Sequence[Endpoint], known: Sequence[bool]) -> list[Occupancy]:
+def average_of(
+    known: Sequence[Occupancy], prefill_tokens_per_s: float = 0.0, step_s: float = 0.0
+) -> Occupancy:
+    """An average engine of a fleet: the mean of those that are known, idle where none is.
+
+    The two rates, where given, are those that some have measured without being known otherwise.
+    """
+
+    def mean(name: str) -> float:
+        return sum(getattr(o, name) for o in known) / len(known) if known else 0.0
+
+    return Occupancy(
+        is_known=False,
+        running=mean("running"),
+        waiting=mean("waiting"),
+        queued_tokens=mean("queued_tokens"),
+        context_tokens=mean("context_tokens"),
+        free_tokens=mean("free_tokens"),
+        evictable_tokens=mean("evictable_tokens"),
+        total_tokens=mean("total_tokens"),
+        max_running=mean("max_running"),
+        prefill_tokens_per_s=prefill_tokens_per_s
+        or mean("prefill_tokens_per_s")
+        or DEFAULT_PREFILL_TOKENS_PER_S,
+        step_s=mean("step_s") or step_s or DEFAULT_STEP_S,
+        step_s_per_token=mean("step_s_per_token"),
+    )
+
+
+def _beside_unknown_ones(
+    endpoints: Sequence[Endpoint], known: Sequence[bool], average: Occupancy | None
+) -> list[Occupancy]:
     """Fills what some have not reported or measured with the mean of those that have."""
-    reports = [
-        load for e, is_known in zip(endpoints, known, strict=True) if is_known and (load := e.load)
-    ]
-    rate = _mean([r.prefill_tokens_per_s for r in reports]) or DEFAULT_PREFILL_TOKENS_PER_S
-    step_s = _mean([r.step_time_s for r in reports]) or DEFAULT_STEP_S
+    if average is not None:
+        rate, step_s = average.prefill_tokens_per_s, average.step_s
+    else:
+        loads = [
+            load
+            for e, is_known in zip(endpoints, known, strict=True)
+            if is_known and (load := e.load)
+        ]
+        rate = _mean([load.prefill_tokens_per_s for load in loads]) or DEFAULT_PREFILL_TOKENS_PER_S
+        step_s = _mean([load.step_time_s for load in loads]) or DEFAULT_STEP_S
     result = [
         _reported(e, e.load, e.load.prefill_tokens_per_s or rate, step_s)
         if is_known and e.load is not None
         else None
         for e, is_known in zip(endpoints, known, strict=True)
     ]
-    believed = [occupancy for occupancy in result if occupancy is not None]
+    if average is None:
+        average = average_of([o for o in result if o is not None], rate, step_s)
     return [
-        occupancy or _average(endpoint, believed, rate, step_s)
+        occupancy or _like(endpoint, average)
         for endpoint, occupancy in zip(endpoints, result, strict=True)
     ]
 
@@ -127,28 +172,15 @@ def _reported(
     )
 
 
-def _average(
-    endpoint: Endpoint,
-    believed: Sequence[Occupancy],
-    prefill_tokens_per_s: float,
-    default_step_s: float,
-) -> Occupancy:
-    def mean(name: str) -> float:
-        return sum(getattr(o, name) for o in believed) / len(believed) if believed else 0.0
-
+def _like(endpoint: Endpoint, average: Occupancy) -> Occupancy:
+    """An average engine that is at least as busy as this router has made this one."""
     ledger, info = endpoint.ledger, endpoint.info
-    waiting = max(mean("waiting"), float(ledger.unsettled))
-    return Occupancy(
-        is_known=False,
-        running=max(mean("running"), ledger.in_flight - waiting),
+    waiting = max(average.waiting, float(ledger.unsettled))
+    return msgspec.structs.replace(
+        average,
+        running=max(average.running, ledger.in_flight - waiting),
         waiting=waiting,
-        queued_tokens=max(mean("queued_tokens"), ledger.unsettled_prefill_tokens),
-        context_tokens=max(mean("context_tokens"), ledger.unsettled_context_tokens),
-        free_tokens=mean("free_tokens"),
-        evictable_tokens=mean("evictable_tokens"),
-        total_tokens=mean("total_tokens"),
-        max_running=info.max_num_seqs if info else mean("max_running"),
-        prefill_tokens_per_s=prefill_tokens_per_s,
-        step_s=mean("step_s") or default_step_s,
-        step_s_per_token=mean("step_s_per_token"),
+        queued_tokens=max(average.queued_tokens, ledger.unsettled_prefill_tokens),
+        context_tokens=max(average.context_tokens, ledger.unsettled_context_tokens),
+        max_running=info.max_num_seqs if info else average.max_running,
     )

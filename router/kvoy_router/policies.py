@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
@@ -21,6 +21,7 @@ from kvoy_router.decision import Candidate
 from kvoy_router.endpoint import Endpoint
 from kvoy_router.occupancy import Occupancy
 from kvoy_router.request import InferenceRequest
+from kvoy_router.standings import Order
 
 TIE_SHARE = 0.02
 """Measured rates and step times of equal engines differ by about so much from one report to the
@@ -47,8 +48,17 @@ class Policy(Protocol):
     ) -> tuple[int, tuple[Candidate, ...]]: ...
 
 
+@runtime_checkable
+class Ordered(Protocol):
+    """A policy that needs to see only the first engines of a large fleet in this order; others see
+    every engine."""
+
+    order: ClassVar[Order]
+
+
 class KvAware:
     name = "kv-aware"
+    order: ClassVar[Order] = Order.COST
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -57,7 +67,9 @@ class KvAware:
         self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
     ) -> tuple[int, tuple[Candidate, ...]]:
         prompt_tokens = request.num_prompt_tokens
-        mean_requests = _mean_but_greatest([view.occupancy.num_requests for view in views])
+        mean_requests = traffic.mean_requests
+        if mean_requests is None:
+            mean_requests = _mean_but_greatest([view.occupancy.num_requests for view in views])
         costs = [
             estimate(prompt_tokens, view.cached_tokens, view.occupancy, traffic, mean_requests)
             for view in views
@@ -82,6 +94,7 @@ class KvAware:
 
 class LeastLoad:
     name = "least-load"
+    order: ClassVar[Order] = Order.LOAD
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -99,6 +112,7 @@ class RoundRobin:
     """In turn: the endpoint that was picked longest ago, a new one first."""
 
     name = "round-robin"
+    order: ClassVar[Order] = Order.TURN
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -114,6 +128,7 @@ class RoundRobin:
 
 class RandomChoice:
     name = "random"
+    order: ClassVar[Order] = Order.ANY
 
     def __init__(self, random: Random) -> None:
         self._random = random

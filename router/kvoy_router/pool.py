@@ -11,22 +11,20 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from kvoy_contract.errors import ContextLengthExceeded, ModelNotFound, Unavailable
+from kvoy_contract.errors import ModelNotFound, Unavailable
 from kvoy_router import filters, split
 from kvoy_router.assumed import Assumed
+from kvoy_router.cost import Traffic
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, EngineInfo, Knowledge, LoadView, Origin
-from kvoy_router.filters import Rejection
 from kvoy_router.lease import Lease, Ledger
+from kvoy_router.lineup import RETRY_AFTER_S, Lineups
 from kvoy_router.model import Model
-from kvoy_router.occupancy import occupancies
 from kvoy_router.policies import KvAware, Policy, View
 from kvoy_router.prefix_index import Hashes, PrefixIndex, keys_of
 from kvoy_router.request import InferenceRequest
 from kvoy_router.split import Service
 
-RETRY_AFTER_S = 2.0
-"""Told to clients when nothing can serve: about how soon an engine's readiness shows."""
 MAX_REMEMBERED_NUMBERS = 10_000
 """Addresses of removed engines whose request numbers go on when they come back."""
 
@@ -50,9 +48,13 @@ class Pool:
     ) -> None:
         self.router_id = router_id
         self.config = config or PoolConfig()
-        self.policy: Policy = policy or KvAware(random or Random())
+        random = random or Random()
+        self.policy: Policy = policy or KvAware(random)
         self.index = PrefixIndex(self.config.max_index_entries)
         self.assumed = Assumed()
+        self._lineups = Lineups(
+            self.policy, self.index, self.assumed, random, self.config.stale_after_s
+        )
         self._endpoints: dict[str, Endpoint] = {}
         self._models: dict[str, Model] = {}
         self._services: dict[str, Service] = {}
@@ -79,6 +81,10 @@ class Pool:
     def output_tokens(self, model: str) -> float:
         """Expected length of an answer. Raises as `endpoints_of`."""
         return self._model_named(model).output_tokens
+
+    def traffic(self, request: InferenceRequest) -> Traffic:
+        """What the pool has learnt of requests like this one. Raises as `endpoints_of`."""
+        return self._model_named(request.model).traffic(request)
 
     def describe_endpoints(self, now_s: float) -> list[dict[str, Any]]:
         """For `/debug/engines`."""
@@ -113,6 +119,7 @@ class Pool:
         ledger = Ledger(self._last_numbers.pop(address, 0))
         endpoint = Endpoint(address, telemetry_address, self.index.add_slot(), ledger, origin)
         self._endpoints[address] = endpoint
+        self._lineups.watch(endpoint)
         return endpoint
 
     def remove_endpoint(self, endpoint_id: str) -> None:
@@ -125,6 +132,7 @@ class Pool:
             self._drop_unlisted_models()
         self.assumed.drop_all(endpoint.slot)
         self.index.forget(endpoint.slot)
+        self._lineups.forget(endpoint)
         self._last_numbers[endpoint_id] = endpoint.ledger.last_number
         if len(self._last_numbers) > MAX_REMEMBERED_NUMBERS:
             del self._last_numbers[next(iter(self._last_numbers))]
@@ -133,6 +141,7 @@ class Pool:
         """Discovery's word that an engine is to get nothing new."""
         if endpoint := self._endpoints.get(endpoint_id):
             endpoint.is_draining = is_draining
+            self._lineups.mark(endpoint)
 
     # Telemetry. Events of an endpoint that has been removed are ignored.
 
@@ -149,11 +158,13 @@ class Pool:
             endpoint.info = info
             self._join_models(endpoint)
         endpoint.info = info
+        self._lineups.mark(endpoint)
 
     def on_snapshot_begin(self, endpoint_id: str, now_s: float) -> None:
         if endpoint := self._endpoints.get(endpoint_id):
             self._forget_blocks(endpoint)
             endpoint.knowledge = Knowledge.SYNCING
+            self._lineups.mark(endpoint)
 
     def on_snapshot_chunk(self, endpoint_id: str, hashes: Hashes, now_s: float) -> None:
         if endpoint := self._endpoints.get(endpoint_id):
@@ -200,6 +211,7 @@ class Pool:
         self._forget_blocks(endpoint)
         endpoint.forget_load()
         endpoint.knowledge = Knowledge.LOST
+        self._lineups.mark(endpoint)
 
     # The pick
 
@@ -211,18 +223,15 @@ class Pool:
         Raises ModelNotFound, ContextLengthExceeded, or Unavailable when no engine may serve it.
         """
         model = self._model_named(request.model)
-        rejected: list[Rejection] = []
-        endpoints = self._eligible(model, request, now_s, exclude, rejected)
         keys = keys_of(request.hashes)
         self.assumed.expire(now_s)
-        depths = self.index.match(keys, self.assumed.sets)
-        views = self._views(endpoints, depths, request, now_s)
+        lineup = self._lineups.of(model, self._models, request, keys, now_s, exclude)
+        views = lineup.views
         best_cached_tokens = max(view.cached_tokens for view in views)
-        traffic = model.traffic(request)
-        position, candidates = self.policy.choose(request, views, traffic)
-        model.learn_reuse(best_cached_tokens, request.num_prompt_tokens)
+        position, candidates = self.policy.choose(request, views, lineup.traffic)
+        model.learn_prompt(best_cached_tokens, request.num_prompt_tokens)
         view = views[position]
-        depth = depths.get(view.endpoint.slot, 0)
+        depth = lineup.depth_at(view.endpoint.slot)
         self.index.touch(keys[:depth])
         lease = self._lease(view, request, keys[depth:], now_s)
         return Decision(
@@ -235,7 +244,7 @@ class Pool:
             best_cached_tokens=best_cached_tokens,
             now_s=now_s,
             candidates=candidates,
-            rejected=tuple(rejected),
+            rejected=tuple(lineup.rejected),
         )
 
     def is_shared(self, model: str) -> bool:
@@ -257,51 +266,7 @@ class Pool:
         self.index.check_integrity()
         for endpoint in self._endpoints.values():
             endpoint.ledger.check_integrity()
-
-    def _eligible(
-        self,
-        model: Model,
-        request: InferenceRequest,
-        now_s: float,
-        exclude: frozenset[str],
-        rejected: list[Rejection],
-    ) -> Sequence[Endpoint]:
-        serving = filters.keep(model.endpoints, filters.is_serving(exclude), rejected)
-        if not serving:
-            raise Unavailable(
-                f"No engine can serve the model `{request.model}` now.",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        fitting = filters.keep(serving, filters.can_hold_prompt(request), rejected)
-        if not fitting:
-            raise ContextLengthExceeded(
-                f"The prompt has {request.num_prompt_tokens} tokens, more than any engine of the"
-                f" model `{request.model}` can take.",
-                param="messages",
-            )
-        fitting = filters.prefer(fitting, filters.can_hold_output(request), rejected)
-        is_fresh = filters.is_fresh(now_s, self.config.stale_after_s)
-        fresh = filters.prefer(fitting, is_fresh, rejected)
-        if len(model.weights) < 2:
-            return fresh
-        names = {endpoint.origin.service for endpoint in fresh}
-        chosen = split.order(model.weights, names, request.affinity)[0]
-        return filters.keep(fresh, filters.is_of(chosen), rejected)
-
-    def _views(
-        self,
-        endpoints: Sequence[Endpoint],
-        depths: dict[int, int],
-        request: InferenceRequest,
-        now_s: float,
-    ) -> list[View]:
-        stale_after_s = self.config.stale_after_s
-        known = [endpoint.is_known(now_s, stale_after_s) for endpoint in endpoints]
-        stride, prompt_tokens = request.stride, request.num_prompt_tokens
-        return [
-            View(endpoint, min(depths.get(endpoint.slot, 0) * stride, prompt_tokens), occupancy)
-            for endpoint, occupancy in zip(endpoints, occupancies(endpoints, known), strict=True)
-        ]
+        self._lineups.check_integrity()
 
     def _lease(
         self, view: View, request: InferenceRequest, new_keys: Sequence[int], now_s: float
@@ -337,6 +302,7 @@ class Pool:
         self.index.forget(endpoint.slot)
         endpoint.slot = self.index.add_slot()
         endpoint.num_resets += 1
+        self._lineups.mark(endpoint)
 
     def _model_named(self, name: str) -> Model:
         model = self._models.get(name)
@@ -356,10 +322,12 @@ class Pool:
         """Names come and go with services: 404 for one that nobody has any more."""
         for name in [name for name, model in self._models.items() if not model.is_listed]:
             del self._models[name]
+            self._lineups.drop_model(name)
 
     def _join_models(self, endpoint: Endpoint) -> None:
         for name in self._names_of(endpoint):
             self._model_called(name).endpoints.append(endpoint)
+            self._lineups.join(name, endpoint)
 
     def _names_of(self, endpoint: Endpoint) -> Sequence[str]:
         """The model names that the engine serves here: all that it says, except those that belong
@@ -395,3 +363,4 @@ class Pool:
             model = self._models.get(name)
             if model is not None and endpoint in model.endpoints:
                 model.endpoints.remove(endpoint)
+                self._lineups.leave(name, endpoint)

@@ -24,6 +24,8 @@ from kvoy_contract.blocks import HASH_BYTES, BlockHash
 
 Hashes = bytes | memoryview | Sequence[BlockHash]
 """Packed (16 bytes each), as they come over the wire, or one by one."""
+Groups = Sequence[tuple[int, int]]
+"""(leading hashes held, the endpoints that hold so many as bits), the deepest first."""
 
 NUM_SHARDS = 64
 _SHARD_MASK = NUM_SHARDS - 1
@@ -138,33 +140,51 @@ class PrefixIndex:
 
         `assumed` holds further sets of endpoints by hash, as `Assumed` keeps them.
         """
-        depths: dict[int, int] = {}
+        return {
+            slot: depth
+            for depth, bits in self.match_groups(keys, assumed)
+            for slot in slots_of(bits)
+        }
+
+    def match_groups(
+        self,
+        keys: Sequence[int],
+        assumed: Mapping[int, int] = NOTHING,
+        max_groups: int = sys.maxsize,
+    ) -> Groups:
+        """Who holds how many leading hashes: (depth, endpoints as bits), the deepest first.
+
+        After `max_groups` of them the rest is not told apart any further: their depths are such as
+        they hold at least.
+        """
+        groups: list[tuple[int, int]] = []
         if not keys:
-            return depths
+            return groups
         shards, live = self._shards, self._live
+        last = len(keys) - 1
 
         def holders(at: int) -> int:
             key = keys[at]
             return (shards[key & _SHARD_MASK].get(key, 0) | assumed.get(key, 0)) & live
 
-        last = len(keys) - 1
         everywhere = holders(last)
-        _set_depths(depths, everywhere, last + 1)
+        if everywhere:
+            groups.append((last + 1, everywhere))
         first = holders(0) & ~everywhere if last else 0
         # (low, high, bits): these endpoints hold keys[low] and do not hold keys[high].
         spans = [(0, last, first)] if first else []
         while spans:
             low, high, bits = spans.pop()
-            if high - low == 1:
-                _set_depths(depths, bits, high)
+            if high - low == 1 or len(groups) >= max_groups:
+                groups.append((low + 1, bits))
                 continue
             middle = (low + high) // 2
             deeper = holders(middle) & bits
-            if deeper:
-                spans.append((middle, high, deeper))
             if deeper != bits:
                 spans.append((low, middle, bits & ~deeper))
-        return depths
+            if deeper:
+                spans.append((middle, high, deeper))
+        return groups
 
     def touch(self, keys: Iterable[int]) -> None:
         """These were matched: keep them longest. Does nothing while the bound is far away."""
@@ -238,8 +258,3 @@ def slots_of(bits: int) -> Iterator[int]:
         low = bits & -bits
         yield low.bit_length() - 1
         bits ^= low
-
-
-def _set_depths(depths: dict[int, int], bits: int, depth: int) -> None:
-    for slot in slots_of(bits):
-        depths[slot] = depth
