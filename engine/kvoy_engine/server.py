@@ -42,6 +42,7 @@ from kvoy_engine.operations import create_operations_app
 from kvoy_engine.served_model import ServedModel
 from kvoy_engine.service import TextService
 from kvoy_engine.watch import MAX_PENDING_HASHES, WatchHub
+from kvoy_engine.watch_stream import LiveState
 
 logger = logging.getLogger(__name__)
 
@@ -240,8 +241,8 @@ class EngineServer:
             raise StartFailed(f"cannot listen on {host}:{port} (telemetry): in use") from None
         return bound
 
-    def _live_state(self) -> telemetry.LiveState:
-        return telemetry.LiveState(
+    def _live_state(self) -> LiveState:
+        return LiveState(
             uptime_s=self._clock() - self._started_s,
             last_step_age_s=self._link.last_step_age_s() if self._link else 0.0,
             is_draining=self._readiness.phase is Phase.DRAINING,

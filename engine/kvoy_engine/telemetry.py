@@ -1,7 +1,7 @@
 """The engine's gRPC surface: who it is, its tokenizer, and a watch stream for every router.
 
-It turns `watch.WatchHub`'s state into messages and knows nothing of HTTP or of the core. With a
-per-service secret configured, every call must show it; gRPC health is open to probes.
+It carries what `watch_stream` says and knows nothing of HTTP or of the core. With a per-service
+secret configured, every call must show it; gRPC health is open to probes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -17,17 +17,16 @@ import grpc.aio
 from grpc.aio import ServicerContext as Context
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvoy_contract import blocks, envelope
+from kvoy_contract import envelope
 from kvoy_contract.names import SECRET_METADATA_KEY
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2_grpc as rpc
-from kvoy_engine.watch import PendingChanges, Watcher, WatchHub
+from kvoy_engine.watch import WatchHub
+from kvoy_engine.watch_stream import LiveState, WatchStream
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S: Final = 1.0
 HELLO_TIMEOUT_S: Final = 10.0
-HASHES_PER_MESSAGE: Final = 16384
 FILE_PART_BYTES: Final = 1 << 20
 MAX_STREAMS: Final = 1024
 _KEEPALIVE_OPTIONS: Final = (
@@ -39,17 +38,6 @@ _KEEPALIVE_OPTIONS: Final = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LiveState:
-    """The parts of a load report that the core does not know."""
-
-    uptime_s: float
-    last_step_age_s: float
-    is_draining: bool
-    is_ready: bool
-    free_device_bytes: int
 
 
 class TelemetryServicer(rpc.TelemetryServicer):
@@ -101,18 +89,19 @@ class TelemetryServicer(rpc.TelemetryServicer):
         hello = await self._read_hello(context)
         if self._hub.num_watchers >= MAX_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch streams")
-        with self._hub.watch(hello.router_id) as watcher:
+        wire = _Wire(self._hub, context)
+        with self._hub.watch(hello.router_id, wire.on_news) as watcher:
             logger.info("watch stream opened router=%s", hello.router_id)
-            stream = _WatchStream(self._description.epoch, watcher, self._hub, context)
+            stream = WatchStream(self._description.epoch, watcher, self._hub, self._live_state)
             try:
-                await self._run_stream(stream)
+                await self._run_stream(wire, stream)
             finally:
                 logger.info("watch stream closed router=%s", hello.router_id)
 
-    async def _run_stream(self, stream: _WatchStream) -> None:
+    async def _run_stream(self, wire: _Wire, stream: WatchStream) -> None:
         """Read acknowledgements beside the writes; the end of either ends both."""
-        reads = asyncio.ensure_future(stream.read_acknowledgements())
-        writes = asyncio.ensure_future(stream.write_events(self._live_state))
+        reads = asyncio.ensure_future(wire.read_acknowledgements(stream))
+        writes = asyncio.ensure_future(wire.write_events(stream))
         try:
             done, _ = await asyncio.wait((reads, writes), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -147,102 +136,38 @@ class TelemetryServicer(rpc.TelemetryServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still loading")
 
 
-class _WatchStream:
-    """Writes one router's events in order, numbered from 1, at a bounded rate."""
+class _Wire:
+    """Carries one stream's events to its router, and the acknowledgements back."""
 
-    def __init__(self, epoch: bytes, watcher: Watcher, hub: WatchHub, context: Context) -> None:
-        self._epoch = epoch
-        self._watcher = watcher
+    def __init__(self, hub: WatchHub, context: Context) -> None:
         self._hub = hub
         self._context = context
-        self._seq = 0
-        self._snapshot_seq = 0
+        self._news = asyncio.Event()
 
-    async def read_acknowledgements(self) -> None:
+    def on_news(self) -> None:
+        self._news.set()
+
+    async def read_acknowledgements(self, stream: WatchStream) -> None:
         while (request := await self._context.read()) is not grpc.aio.EOF:
-            ack = request.snapshot_ack
-            is_latest = ack.epoch == self._epoch and ack.seq == self._snapshot_seq
-            if request.WhichOneof("message") == "snapshot_ack" and is_latest:
-                self._hub.on_acknowledged(self._watcher)
+            if request.WhichOneof("message") == "snapshot_ack":
+                stream.on_acknowledged(request.snapshot_ack)
 
-    async def write_events(self, live_state: Callable[[], LiveState]) -> None:
-        watcher = self._watcher
+    async def write_events(self, stream: WatchStream) -> None:
         while True:
-            await watcher.wait(HEARTBEAT_S)
-            if watcher.needs_snapshot:
-                await self._write_snapshot()
-            if (changes := watcher.take_changes()) is not None:
-                await self._write_changes(changes)
-            if watcher.needs_load:
-                watcher.needs_load = False
-                await self._write(load=load_report(self._hub, watcher.router_id, live_state()))
-            await asyncio.sleep(self._hub.min_interval_s)
+            await self._until_due(stream)
+            for event in stream.events():
+                await self._context.write(event)
+            stream.rest(self._hub.now_s())
 
-    async def _write_snapshot(self) -> None:
-        self._watcher.begin_snapshot()
-        packed = self._hub.packed_hashes()
-        num_hashes = len(packed) // blocks.HASH_BYTES
-        await self._write(snapshot_begin=pb.SnapshotBegin(num_hashes=num_hashes))
-        step = HASHES_PER_MESSAGE * blocks.HASH_BYTES
-        for start in range(0, len(packed), step):
-            chunk = pb.SnapshotChunk(hashes=packed[start : start + step], tier=pb.TIER_DEVICE)
-            await self._write(snapshot_chunk=chunk)
-        self._snapshot_seq = self._seq + 1
-        await self._write(snapshot_end=pb.SnapshotEnd())
-
-    async def _write_changes(self, changes: PendingChanges) -> None:
-        for delta in split_changes(changes, HASHES_PER_MESSAGE):
-            await self._write(blocks=delta)
-
-    async def _write(self, **event: Any) -> None:
-        self._seq += 1
-        epoch = self._epoch if "snapshot_begin" in event else b""
-        await self._context.write(pb.WatchEvent(seq=self._seq, epoch=epoch, **event))
-
-
-def split_changes(changes: PendingChanges, max_hashes: int) -> list[pb.BlockDelta]:
-    """Deltas of bounded size which, applied one after the other, say what `changes` says."""
-    deltas = []
-    removed, stored = list(changes.removed), list(changes.stored)
-    cleared = changes.cleared
-    while cleared or removed or stored:
-        room = max_hashes - len(removed[:max_hashes])
-        deltas.append(
-            pb.BlockDelta(
-                cleared=cleared,
-                removed=b"".join(removed[:max_hashes]),
-                stored=b"".join(stored[:room]),
-                tier=pb.TIER_DEVICE,
-            )
-        )
-        cleared, removed, stored = False, removed[max_hashes:], stored[room:]
-    return deltas
-
-
-def load_report(hub: WatchHub, router_id: str, live: LiveState) -> pb.LoadReport:
-    """The hub's last load as this router must read it."""
-    load = hub.load
-    admitted = hub.ledger.of(router_id)
-    return pb.LoadReport(
-        running=load.running,
-        waiting=load.waiting,
-        queued_prefill_tokens=load.queued_prefill_tokens,
-        free_blocks=load.free_blocks,
-        evictable_blocks=load.evictable_blocks,
-        total_blocks=load.total_blocks,
-        free_device_bytes=live.free_device_bytes,
-        prefill_tokens_per_s=load.prefill_tokens_per_s,
-        step_time_s=load.step_time_s,
-        draining=live.is_draining,
-        ready=live.is_ready,
-        admitted_through=admitted.through,
-        admitted_beyond=sorted(admitted.beyond),
-        running_tokens=load.running_tokens,
-        num_preemptions=load.num_preemptions,
-        uptime_s=live.uptime_s,
-        generated_tokens=load.generated_tokens,
-        last_step_age_s=live.last_step_age_s,
-    )
+    async def _until_due(self, stream: WatchStream) -> None:
+        while (left_s := stream.due_s() - self._hub.now_s()) > 0:
+            if stream.has_news:
+                await asyncio.sleep(left_s)
+                continue
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._news.wait()
 
 
 class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

@@ -1,15 +1,14 @@
 """What routers are told: a mirror of the reported blocks, and what each watch stream still has to
 say.
 
-Everything here runs on the server's event loop, apart from the core: a snapshot is a copy of the
-mirror at one moment, so it never stops the engine. Changes that a slow reader has not taken yet are
-merged; when they outgrow their bound the stream starts anew with a snapshot. Nothing here knows
-gRPC.
+Lives apart from the core, on the server's event loop: a snapshot is a copy of the mirror at one
+moment, so it never stops the engine. Changes that a slow reader has not taken yet are merged; when
+they outgrow their bound the stream starts anew with a snapshot. Pure: nothing here knows gRPC or
+waits.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,14 +54,18 @@ class PendingChanges:
 class Watcher:
     """One live watch stream: what it still has to be sent."""
 
-    def __init__(self, stream_id: int, router_id: str) -> None:
+    def __init__(self, stream_id: int, router_id: str, on_news: Callable[[], None]) -> None:
+        """`on_news` is called with every piece of news, before it has been sent."""
         self.stream_id = stream_id
         self.router_id = router_id
         self.needs_snapshot = True
         self.needs_load = True
         self._changes = PendingChanges()
-        self._wake = asyncio.Event()
-        self._wake.set()
+        self._on_news = on_news
+
+    @property
+    def has_news(self) -> bool:
+        return self.needs_load or self.needs_snapshot or bool(len(self._changes))
 
     def add_events(self, events: BlockEvents) -> None:
         if self.needs_snapshot:
@@ -71,11 +74,11 @@ class Watcher:
         if len(self._changes) > MAX_PENDING_HASHES:
             self._changes = PendingChanges()
             self.needs_snapshot = True
-        self._wake.set()
+        self._on_news()
 
     def request_load(self) -> None:
         self.needs_load = True
-        self._wake.set()
+        self._on_news()
 
     def take_changes(self) -> PendingChanges | None:
         """The merged changes since last asked; None when there are none."""
@@ -93,15 +96,6 @@ class Watcher:
     @property
     def num_pending(self) -> int:
         return len(self._changes)
-
-    async def wait(self, timeout_s: float) -> None:
-        """Until there is something to send, or the time for a heartbeat has come."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
-        except TimeoutError:
-            self.needs_load = True
-        self._wake.clear()
 
 
 class WatchHub:
@@ -136,16 +130,27 @@ class WatchHub:
             MAX_INTERVAL_S, MIN_INTERVAL_S + INTERVAL_PER_WATCHER_S * max(0, self.num_watchers - 1)
         )
 
+    def now_s(self) -> float:
+        return self._clock()
+
     @contextmanager
-    def watch(self, router_id: str) -> Iterator[Watcher]:
-        watcher = Watcher(next(self._stream_ids), router_id)
-        self._watchers[watcher.stream_id] = watcher
-        self.readiness.on_watch_started(watcher.stream_id)
+    def watch(self, router_id: str, on_news: Callable[[], None]) -> Iterator[Watcher]:
+        watcher = self.open(router_id, on_news)
         try:
             yield watcher
         finally:
-            del self._watchers[watcher.stream_id]
-            self.readiness.on_watch_ended(watcher.stream_id)
+            self.close(watcher)
+
+    def open(self, router_id: str, on_news: Callable[[], None]) -> Watcher:
+        """A stream begins; it lasts until `close`."""
+        watcher = Watcher(next(self._stream_ids), router_id, on_news)
+        self._watchers[watcher.stream_id] = watcher
+        self.readiness.on_watch_started(watcher.stream_id)
+        return watcher
+
+    def close(self, watcher: Watcher) -> None:
+        del self._watchers[watcher.stream_id]
+        self.readiness.on_watch_ended(watcher.stream_id)
 
     def on_step(self, output: StepOutput) -> None:
         for router_id, number in output.admitted:

@@ -16,15 +16,21 @@ from dataclasses import dataclass
 
 import grpc
 
-from kvoy_contract.blocks import unpack_hashes
 from kvoy_contract.names import SECRET_METADATA_KEY
 from kvoy_contract.prompt import TokenizerFiles
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2_grpc as pb_grpc
 from kvoy_router.config import EngineAddress
-from kvoy_router.endpoint import EngineInfo, LoadView, Role
+from kvoy_router.endpoint import EngineInfo
 from kvoy_router.pool import Pool
 from kvoy_router.prompts import Prompts
+from kvoy_router.watch_reader import (
+    SILENCE_S,
+    Pauses,
+    StreamBroken,
+    WatchReader,
+    read_description,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +38,6 @@ _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 _CALL_TIMEOUT_S = 5.0
 _TOKENIZER_TIMEOUT_S = 60.0
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
 
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -47,20 +51,14 @@ _CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 
-_ROLES = {pb.ROLE_PREFILL: Role.PREFILL, pb.ROLE_DECODE: Role.DECODE}
-
-
-class StreamBroken(Exception):
-    """The stream cannot be believed any further; the text says why."""
-
 
 @dataclass(frozen=True, slots=True)
 class TelemetryOptions:
     router_id: str
     router_version: str
     secret: str = ""
-    silence_s: float = 5.0
-    """Engines report every second; after so long without a word the stream counts as lost."""
+    silence_s: float = SILENCE_S
+    """After so long without a word the stream counts as lost."""
 
 
 class TelemetryClient:
@@ -92,7 +90,7 @@ class TelemetryClient:
 
     async def run(self) -> None:
         """Never returns; cancel it."""
-        pause_s = _FIRST_PAUSE_S
+        pauses = Pauses(random.Random())
         while True:
             self._is_in_sync = False
             try:
@@ -105,8 +103,7 @@ class TelemetryClient:
                 # A defect here must not leave an engine watched by nobody.
                 log.exception("telemetry client failed", extra={"engine": self._name})
                 self._report_loss(repr(error))
-            pause_s = _FIRST_PAUSE_S if self._is_in_sync else min(pause_s * 2, _LONGEST_PAUSE_S)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(pauses.next_s(was_in_sync=self._is_in_sync))
 
     def _report_loss(self, reason: str, *, is_unreachable: bool = False) -> None:
         fields = {"engine": self._name, "reason": reason}
@@ -179,118 +176,25 @@ class TelemetryClient:
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 await call.write(pb.WatchRequest(hello=hello))
-            seq = 0
+            reader = WatchReader(self._pool, self._endpoint_id, info.epoch)
             while True:
                 async with asyncio.timeout(self._options.silence_s):
                     event = await call.read()
                 if event is grpc.aio.EOF:
                     raise StreamBroken("it ended the stream")
-                seq += 1
-                if event.seq != seq:
-                    raise StreamBroken(f"gap: event {event.seq} came instead of {seq}")
-                if self._apply(event, info):
-                    ack = pb.SnapshotAck(epoch=info.epoch, seq=event.seq)
+                ack = reader.take(event, self._now_s())
+                if ack is not None:
+                    self._note_sync()
                     async with asyncio.timeout(_CALL_TIMEOUT_S):
                         await call.write(pb.WatchRequest(snapshot_ack=ack))
         finally:
             call.cancel()
-
-    def _apply(self, event: pb.WatchEvent, info: EngineInfo) -> bool:
-        """Hand one event to the pool; True for the end of a snapshot, which is acknowledged."""
-        now_s = self._now_s()
-        pool, endpoint_id = self._pool, self._endpoint_id
-        match event.WhichOneof("event"):
-            case "snapshot_begin":
-                if event.epoch != info.epoch:
-                    raise StreamBroken("it has restarted")
-                pool.on_snapshot_begin(endpoint_id, now_s)
-            case "snapshot_chunk":
-                hashes = unpack_hashes(event.snapshot_chunk.hashes)
-                pool.on_snapshot_chunk(endpoint_id, hashes, now_s)
-            case "snapshot_end":
-                pool.on_snapshot_end(endpoint_id, now_s)
-                self._note_sync()
-                return True
-            case "blocks":
-                pool.on_blocks(
-                    endpoint_id,
-                    removed=unpack_hashes(event.blocks.removed),
-                    stored=unpack_hashes(event.blocks.stored),
-                    cleared=event.blocks.cleared,
-                    now_s=now_s,
-                )
-            case "load":
-                pool.on_load(endpoint_id, read_load(event.load), now_s)
-        return False
 
     def _note_sync(self) -> None:
         if not self._is_in_sync:
             log.info("telemetry in sync", extra={"engine": self._name})
         self._is_in_sync = True
         self.error = None
-
-
-def read_description(message: pb.EngineDescription) -> EngineInfo:
-    """Raises ValueError for a description that no request could be routed by."""
-    if not message.served_model:
-        raise ValueError("its description names no model")
-    block_size = message.block_size or 16
-    stride = message.hash_stride or block_size
-    if stride % block_size:
-        raise ValueError(
-            f"its hash stride {stride} is not a multiple of its block size {block_size}"
-        )
-    capabilities = message.capabilities
-    return EngineInfo(
-        epoch=message.epoch,
-        served_model=message.served_model,
-        aliases=tuple(message.aliases),
-        model_identity=message.model_identity,
-        adapters=tuple(message.adapters),
-        role=_ROLES.get(message.role, Role.BOTH),
-        block_size=block_size,
-        hash_stride=stride,
-        num_blocks=message.num_blocks,
-        block_bytes=message.block_bytes,
-        max_model_len=message.max_model_len,
-        max_num_seqs=message.max_num_seqs,
-        max_num_batched_tokens=message.max_num_batched_tokens,
-        tokenizer_digest=message.tokenizer_digest,
-        numerics=message.numerics,
-        engine_kind=message.engine_kind,
-        engine_version=message.engine_version,
-        vocab_size=message.vocab_size,
-        device_memory_bytes=message.device_memory_bytes,
-        takes_envelope=capabilities.envelope,
-        gives_token_ids=capabilities.token_ids,
-        can_resume=capabilities.resume,
-        takes_transfer_ids=capabilities.transfer_ids,
-        takes_cache_salt=capabilities.cache_salt,
-        settles_by_number=capabilities.admitted_through,
-    )
-
-
-def read_load(message: pb.LoadReport) -> LoadView:
-    return LoadView(
-        running=message.running,
-        waiting=message.waiting,
-        queued_prefill_tokens=message.queued_prefill_tokens,
-        free_blocks=message.free_blocks,
-        evictable_blocks=message.evictable_blocks,
-        total_blocks=message.total_blocks,
-        free_device_bytes=message.free_device_bytes,
-        prefill_tokens_per_s=message.prefill_tokens_per_s,
-        step_time_s=message.step_time_s,
-        draining=message.draining,
-        ready=message.ready,
-        admitted_through=message.admitted_through,
-        admitted_beyond=tuple(message.admitted_beyond),
-        running_tokens=message.running_tokens,
-        num_preemptions=message.num_preemptions,
-        uptime_s=message.uptime_s,
-        generated_tokens=message.generated_tokens,
-        last_step_age_s=message.last_step_age_s,
-    )
 
 
 def _is_unreachable(error: Exception) -> bool:

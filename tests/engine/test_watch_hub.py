@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoy_engine.messages import BlockEvents
-from kvoy_engine.telemetry import split_changes
 from kvoy_engine.watch import PendingChanges
+from kvoy_engine.watch_stream import split_changes
 
 HASHES = st.integers(0, 12).map(lambda i: bytes([i]) * 16)
 EVENTS = st.builds(

@@ -10,8 +10,8 @@ from kvoy_contract.blocks import BlockHash, block_hashes, seed_hash, stride_hash
 from kvoy_contract.testing import FakeEngine
 from kvoy_router.app import Router
 from kvoy_router.endpoint import Knowledge
-from kvoy_router.telemetry import read_description
 from kvoy_router.testing import eventually, running_router
+from kvoy_router.watch_reader import read_description
 
 StartEngine = Callable[..., Awaitable[FakeEngine]]
 
