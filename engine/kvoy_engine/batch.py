@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from kvoy_engine.messages import SamplingParams, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's part of a step: its tokens `[start, start + num_tokens)`.
 
     A decode has one token; a prefill chunk has many. KV of tokens before `start` is in the blocks.
@@ -62,8 +63,7 @@ class Batch:
         return sum(1 for row in self.rows if len(row.token_ids) == 1 and row.samples)
 
 
-@dataclass(frozen=True, slots=True)
-class RowOutput:
+class RowOutput(msgspec.Struct, frozen=True, gc=False):
     """One row's result, in the order of the batch's rows."""
 
     token_id: int | None = None

@@ -37,7 +37,8 @@ class BlockPool:
             raise ValueError("a pool has at least one block, a stride at least one block")
         self.num_blocks = num_blocks
         self._blocks_per_stride = blocks_per_stride
-        self._free = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]  # a stack
+        ids = [BlockId(i) for i in range(num_blocks + 1)]  # the lists share these objects
+        self._free = ids[-2::-1]  # a stack
         self._num_users = [0] * num_blocks
         self._hash: list[BlockHash | None] = [None] * num_blocks
         self._parent = [NO_BLOCK] * num_blocks
@@ -45,8 +46,8 @@ class BlockPool:
         self._depth = [0] * num_blocks
         self._by_hash: dict[BlockHash, BlockId] = {}
         # The eviction list, doubly linked through two arrays; index num_blocks is head and tail.
-        self._next = list(range(num_blocks + 1))
-        self._previous = list(range(num_blocks + 1))
+        self._next: list[int] = list(ids)
+        self._previous: list[int] = list(ids)
         self._end = num_blocks
         self._next[self._end] = self._previous[self._end] = self._end
         self._num_evictable = 0

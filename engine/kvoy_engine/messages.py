@@ -7,8 +7,11 @@ runs in a thread or in a process of its own, these are the only things that pass
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
+
+from kvoy_contract.blocks import BlockHash
 
 
 class FinishReason(enum.StrEnum):
@@ -70,7 +73,7 @@ class ChoiceStart(msgspec.Struct, frozen=True, array_like=True):
 class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     request_id: str
     """Unique among the live requests of this engine."""
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     params: SamplingParams
     seed_hash: bytes
     """`blocks.seed_hash` of model, adapter and salt."""
@@ -82,6 +85,9 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     router_id: str = ""
     number: int = 0
     """The router's number of this request; see `envelope.Envelope`."""
+    known_hashes: list[BlockHash] | None = None
+    """Of all full blocks of prompt and longest answer, for a caller that knows them without tokens,
+    as a simulation does; None: the core makes them from the ids."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from kvoy_contract.blocks import BlockHash, block_hashes, next_hash
+from kvoy_contract.blocks import BlockHash, TokenIds, block_hashes, next_hash
 from kvoy_engine.block_pool import BlockId
 from kvoy_engine.core_config import CoreConfig
 from kvoy_engine.messages import AddRequest, ChoiceStart, SamplingParams, TokenLogprob
@@ -35,6 +35,7 @@ class Request:
     __slots__ = (
         "arrival_s",
         "is_counted",
+        "known_hashes",
         "live",
         "params",
         "priority",
@@ -51,9 +52,12 @@ class Request:
         self.arrival_s = message.arrival_s
         self.priority = message.priority
         self.seed_hash = BlockHash(message.seed_hash)
+        self.known_hashes = message.known_hashes
         self.prompt_hashes: list[BlockHash] = []
         """Of the prompt's full blocks; none without prefix caching."""
-        if config.enable_prefix_caching:
+        if config.enable_prefix_caching and message.known_hashes is not None:
+            self.prompt_hashes = message.known_hashes[: len(self.prompt_ids) // config.block_size]
+        elif config.enable_prefix_caching:
             self.prompt_hashes = block_hashes(self.seed_hash, message.prompt_ids, config.block_size)
         self.live: dict[int, Sequence] = {}
         """The unfinished sequences by choice."""
@@ -146,19 +150,23 @@ class Sequence:
         prompt)."""
         return self.num_tokens < self.token_limit
 
-    def tokens(self, start: int, end: int) -> list[int]:
+    def tokens(self, start: int, end: int) -> TokenIds:
         """Ids of the positions start .. end - 1."""
         num_prompt = len(self.prompt_ids)
         if end <= num_prompt:
             return self.prompt_ids[start:end]
         if start >= num_prompt:
             return self.output_ids[start - num_prompt : end - num_prompt]
-        return self.prompt_ids[start:] + self.output_ids[: end - num_prompt]
+        return [*self.prompt_ids[start:], *self.output_ids[: end - num_prompt]]
 
     def block_hash(self, index: int) -> BlockHash:
         """The hash of a full block; blocks are asked for in order."""
         hashes = self.hashes
         if index == len(hashes):
+            known = self.request.known_hashes
+            if known is not None:
+                hashes.append(known[index])
+                return hashes[index]
             parent = hashes[-1] if hashes else self.request.seed_hash
             start = index * self.block_size
             hashes.append(next_hash(parent, self.tokens(start, start + self.block_size)))
