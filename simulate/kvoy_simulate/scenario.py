@@ -173,5 +173,40 @@ class Scenario:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.routers < 1:
             raise ValueError(f"routers must be at least 1, not {self.routers}")
-        if any(event.at_s < 0 for event in self.events):
-            raise ValueError("events: at_s must be at least 0")
+        if len({group.core.hash_stride for group in self.engines}) > 1:
+            raise ValueError("hash_stride must be the same for all engines of a model")
+        for event in self.events:
+            self._check(event)
+
+    def _check(self, event: Event) -> None:
+        """Raises ValueError when an event names what is not there."""
+        kind = type(event).__name__
+        if event.at_s < 0:
+            raise ValueError(f"{kind}: at_s must be at least 0, not {event.at_s}")
+        groups = [group.name for group in self.engines]
+        if isinstance(event, ScaleUp | ScaleDown):
+            if event.group not in groups:
+                raise ValueError(f"{kind}: no group is called {event.group!r}: {', '.join(groups)}")
+            if event.count < 1:
+                raise ValueError(f"{kind}: count must be at least 1, not {event.count}")
+        if isinstance(event, EngineSlows) and not 0 < event.factor < math.inf:
+            raise ValueError(f"{kind}: factor must be above 0, not {event.factor}")
+        if isinstance(event, EngineHangs | EngineSlows | TelemetryLost) and event.for_s <= 0:
+            raise ValueError(f"{kind}: for_s must be above 0, not {event.for_s}")
+        engines: tuple[str, ...] = ()
+        if isinstance(event, EngineDies | EngineHangs | EngineSlows):
+            engines = (event.engine,)
+        elif isinstance(event, TelemetryLost):
+            engines = event.engines
+        for engine in engines:
+            name, _, number = engine.rpartition("-")
+            if name not in groups or not number.isdecimal():
+                raise ValueError(f"{kind}: engines are called GROUP-NUMBER, not {engine!r}")
+        routers: tuple[int, ...] = ()
+        if isinstance(event, RouterRestarts):
+            routers = (event.router,)
+        elif isinstance(event, TelemetryLost):
+            routers = event.routers
+        for router in routers:
+            if not 0 <= router < self.routers:
+                raise ValueError(f"{kind}: router must be in 0 .. {self.routers - 1}, not {router}")
