@@ -24,12 +24,19 @@ from kvoy_e2e.platform import (
 )
 
 
+@pytest.fixture(scope="session")
+def images(cluster: Cluster) -> dict[str, Path]:
+    """Archives of all images, by name; every node has them, but one lacks the native engine."""
+    found = archives()
+    for name, archive in found.items():
+        cluster.import_image(archive, [FULL_NODE] if name == "engine-cpu" else None)
+    return found
+
+
 @pytest.fixture(scope="module")
-def platform(cluster: Cluster) -> Iterator[Platform]:
+def platform(cluster: Cluster, images: dict[str, Path]) -> Iterator[Platform]:
     """Images are loaded, the client waits in its pod; Kvoy itself is not installed yet."""
     platform = Platform(cluster, build())
-    for name, archive in archives().items():
-        cluster.import_image(archive, [FULL_NODE] if name == "engine-cpu" else None)
     platform.kubectl("cordon", BARE_NODE)
     model = MODELS / MODEL
     assert model.is_dir(), f"no model at {model}: make model"
@@ -43,3 +50,4 @@ def platform(cluster: Cluster) -> Iterator[Platform]:
     platform.kubectl("wait", "-n", NAMESPACE, "--for=condition=Ready", f"pod/{CLIENT}")
     yield platform
     platform.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    platform.kubectl("uncordon", BARE_NODE)
