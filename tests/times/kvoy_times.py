@@ -36,7 +36,7 @@ class Times:
         """A table, the longest first."""
         return [
             *_rows(self.by_folder, "{}"),
-            *_rows(self.by_fixture, "  of it to set up {}"),
+            *_rows(self.by_fixture, "  to set up {}"),
         ]
 
 
@@ -75,7 +75,8 @@ class _Recorder:
         finally:
             seconds = time.perf_counter() - start_s
             if self._item is not None and seconds >= _LONG_FIXTURE_S:
-                self._item.user_properties.append((_PROPERTY, [fixturedef.argname, seconds]))
+                name = " of ".join(filter(None, (fixturedef.argname, fixturedef.baseid)))
+                self._item.user_properties.append((_PROPERTY, [name, seconds]))
 
 
 class _Reporter:
