@@ -36,6 +36,13 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     best_cached_tokens: int
     """The most that any candidate holds."""
     now_s: float
+    prompt_tokens: int = 0
+    stride: int = 0
+    """Tokens: so fine is what is known about caches."""
+    predicted_ttft_s: float | None = None
+    """From this decision to the first token; None where the engine's load is not known."""
+    cached_tokens_in_turn: int = 0
+    """What the engine that round-robin would have taken holds of the prompt."""
     candidates: tuple[Candidate, ...] = ()
     rejected: tuple[Rejection, ...] = ()
 
@@ -60,7 +67,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
             "engine": self.endpoint.name,
             "service": self.endpoint.origin.service or None,
             "number": self.lease.number,
+            "prompt_tokens": self.prompt_tokens,
+            "predicted_ttft_s": self.predicted_ttft_s,
             "cached_tokens": self.cached_tokens,
+            "cached_tokens_in_turn": self.cached_tokens_in_turn,
             "best_cached_tokens": self.best_cached_tokens,
             "time_s": self.now_s,
             "candidates": [msgspec.to_builtins(candidate) for candidate in self.candidates],

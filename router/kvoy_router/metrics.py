@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvoy_router.audit import Audit
+from kvoy_router.audit_metrics import AuditMetrics
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, Knowledge
 from kvoy_router.pool import Pool
@@ -68,6 +70,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._failures: dict[tuple[str, str, str], int] = {}
+        self._audit = Audit()
+        self.registry.register(AuditMetrics(self._audit))
         labels = ["model"]
         self.in_flight = 0
         """Requests that have no complete answer yet."""
@@ -160,11 +164,20 @@ class Metrics:
         ttft_s = record.ttft_s()
         if ttft_s is None:
             return
+        self._compare(record)
         self._ttft[model, "true" if record.is_stream else "false"].observe(ttft_s)
         self._prompt_tokens[model].inc(record.prompt_tokens)
         self._predicted[model].inc(record.predicted_cached_tokens)
         if record.cached_tokens is not None:
             self._actual[model].inc(record.cached_tokens)
+
+    def _compare(self, record: RequestRecord) -> None:
+        """What was predicted with what came; what several engines did together is no one's."""
+        decision = record.decision
+        if decision is None or record.first_byte_s is None or record.num_resumes:
+            return
+        ttft_s = record.first_byte_s - decision.now_s if record.is_stream else None
+        self._audit.on_answer(decision, record.cached_tokens, ttft_s)
 
     def on_refused(self, status: int) -> None:
         self._refused[str(status)].inc()
@@ -191,6 +204,7 @@ class Metrics:
         self._decisions.forget(1, service)
 
     def forget_model(self, model: str) -> None:
+        self._audit.forget_model(model)
         for counters in (
             self._requests,
             self._retries,

@@ -14,7 +14,7 @@ from typing import Any
 from kvoy_contract.errors import ModelNotFound, Unavailable
 from kvoy_router import filters, split
 from kvoy_router.assumed import Assumed
-from kvoy_router.cost import Traffic
+from kvoy_router.cost import Traffic, estimate
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, EngineInfo, Knowledge, LoadView, Origin
 from kvoy_router.lease import Lease, Ledger
@@ -233,6 +233,7 @@ class Pool:
         view = views[position]
         depth = lineup.depth_at(view.endpoint.slot)
         self.index.touch(keys[:depth])
+        in_turn = lineup.depth_at(model.next_in_turn().slot) * request.stride
         lease = self._lease(view, request, keys[depth:], now_s)
         return Decision(
             request_id=request.request_id,
@@ -243,6 +244,10 @@ class Pool:
             cached_tokens=view.cached_tokens,
             best_cached_tokens=best_cached_tokens,
             now_s=now_s,
+            prompt_tokens=request.num_prompt_tokens,
+            stride=request.stride,
+            predicted_ttft_s=_predicted_ttft_s(request, view, lineup.traffic),
+            cached_tokens_in_turn=min(in_turn, request.num_prompt_tokens),
             candidates=candidates,
             rejected=tuple(lineup.rejected),
         )
@@ -364,3 +369,10 @@ class Pool:
             if model is not None and endpoint in model.endpoints:
                 model.endpoints.remove(endpoint)
                 self._lineups.leave(name, endpoint)
+
+
+def _predicted_ttft_s(request: InferenceRequest, view: View, traffic: Traffic) -> float | None:
+    if not view.occupancy.is_known:
+        return None
+    cost = estimate(request.num_prompt_tokens, view.cached_tokens, view.occupancy, traffic)
+    return cost.wait_s + cost.prefill_s

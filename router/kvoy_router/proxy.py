@@ -177,6 +177,7 @@ class Proxy:
         record.engine = decision.endpoint.name
         record.policy = decision.policy
         record.predicted_cached_tokens = decision.cached_tokens
+        record.decision = decision
         self._metrics.on_decision(decision)
 
     def _note_failure(self, why: str, decision: Decision, record: RequestRecord) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvoy_router.decision import Decision
+
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
@@ -17,6 +19,8 @@ class RequestRecord:
     policy: str = ""
     prompt_tokens: int = 0
     predicted_cached_tokens: int = 0
+    decision: Decision | None = None
+    """The last one."""
     cached_tokens: int | None = None
     """As the engine counted them; None where it does not say."""
     first_byte_s: float | None = None

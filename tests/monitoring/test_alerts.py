@@ -30,6 +30,9 @@ class Story:
     fires_at: str
 
 
+CACHED_ERROR = 'kvoy_router_cached_tokens_error_ratio_bucket{namespace="n", model="m"'
+TTFT_RATIO = 'kvoy_router_time_to_first_token_prediction_ratio_bucket{namespace="n", model="m"'
+
 STORIES = (
     Story(
         "KvoyErrorRatioHigh",
@@ -54,6 +57,29 @@ STORIES = (
         {f'kvoy_router_engine_state{{{ROUTER}, engine="a", state="lost"}}': "0x10 1x50"},
         "11m",
         "15m",
+    ),
+    Story(
+        "KvoyCachePredictionsDrift",
+        {
+            # From the 40th minute on every second request finds less than was expected.
+            f'{CACHED_ERROR}, le="-0.2"}}': "0x40 0+30x80",
+            f'{CACHED_ERROR}, le="0.2"}}': "0+60x120",
+            f'{CACHED_ERROR}, le="+Inf"}}': "0+60x120",
+        },
+        "45m",
+        "90m",
+    ),
+    Story(
+        "KvoyFirstTokenPredictionsDrift",
+        {
+            # From the 40th minute on first tokens take four times as long as expected.
+            f'{TTFT_RATIO}, le="1.0"}}': "0+60x40 2400x80",
+            f'{TTFT_RATIO}, le="3.0"}}': "0+60x40 2400x80",
+            f'{TTFT_RATIO}, le="5.0"}}': "0+60x120",
+            f'{TTFT_RATIO}, le="+Inf"}}': "0+60x120",
+        },
+        "45m",
+        "90m",
     ),
     Story(
         "KvoyQueueGrows",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvoy_monitoring.labels import NAMESPACE, SERVICE
 from kvoy_monitoring.panel import Dashboard, Panel, Row, Unit, Variable
-from kvoy_monitoring.query import Query, Selector, quantiles
+from kvoy_monitoring.query import Query, Selector, cached_surprises, quantiles
 
 SELECTOR = Selector((f'{NAMESPACE}=~"$namespace"',))
 FAILED = Selector((*SELECTOR.matchers, 'status=~"5..|429"'))
@@ -204,6 +204,40 @@ DASHBOARD = Dashboard(
                             ),
                             "held",
                         ),
+                    ),
+                ),
+                Panel(
+                    "Prefill saved",
+                    "Prompt tokens per second that did not have to be computed because of where "
+                    "requests went, against each one going to the engine next in turn; and "
+                    "those computed in addition.",
+                    Unit.TOKENS_PER_SECOND,
+                    (
+                        Query(SELECTOR.rate("kvoy_router_prefill_tokens_saved_total"), "saved"),
+                        Query(SELECTOR.rate("kvoy_router_prefill_tokens_added_total"), "added"),
+                    ),
+                ),
+                Panel(
+                    "Wrong about caches",
+                    "Share of requests of whose prompt the engine held a fifth more or less than "
+                    "the router expected.",
+                    Unit.RATIO,
+                    (
+                        Query(
+                            cached_surprises(SELECTOR, NAMESPACE, "model"),
+                            "{{namespace}}/{{model}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "First token against its prediction",
+                    "Observed time from the decision to the first token by the predicted one, 50 "
+                    "ms added to both. At 1 predictions are right.",
+                    Unit.COUNT,
+                    quantiles(
+                        SELECTOR,
+                        "kvoy_router_time_to_first_token_prediction_ratio",
+                        of=(0.1, 0.5, 0.9),
                     ),
                 ),
                 Panel(

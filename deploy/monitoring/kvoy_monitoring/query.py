@@ -69,5 +69,16 @@ def quantiles(
     )
 
 
+def cached_surprises(selector: Selector, *by: str) -> str:
+    """Share of requests whose cached tokens were predicted wrong by more than a fifth of the
+    prompt; no data while there are no requests."""
+    name = "kvoy_router_cached_tokens_error_ratio_bucket"
+
+    def up_to(bound: str) -> str:
+        return selector.where(f'le="{bound}"').rate(name, *by)
+
+    return f"1 - ({up_to('0.2')} - {up_to('-0.2')}) / ({up_to('+Inf')} > 0)"
+
+
 def _by(labels: tuple[str, ...]) -> str:
     return f" by ({', '.join(labels)}) " if labels else ""

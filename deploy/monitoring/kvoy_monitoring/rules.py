@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvoy_monitoring.labels import NAMESPACE, POD, POOL, SERVICE
-from kvoy_monitoring.query import Selector
+from kvoy_monitoring.query import Selector, cached_surprises
 
 WINDOW = "5m"
 ALL = Selector(window=WINDOW)
 FAILED = Selector(('status=~"5.."',), WINDOW)
+SLOW = Selector(window="30m")
+TTFT_RATIO = SLOW.quantile(
+    0.5, "kvoy_router_time_to_first_token_prediction_ratio", NAMESPACE, "model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,26 @@ ALERTS = (
         "warning",
         "Router {{ $labels.pod }} has lost the telemetry of {{ $labels.engine }}",
         "The engine gets requests only while others are unknown too. Look at its pod and its logs.",
+    ),
+    Alert(
+        "KvoyCachePredictionsDrift",
+        f"{cached_surprises(SLOW, NAMESPACE, 'model')} > 0.2",
+        "15m",
+        "warning",
+        "Of {{ $value | humanizePercentage }} of the requests for {{ $labels.model }} the engine "
+        "held much more or less than its router expected",
+        "Routing by prefix works on wrong knowledge: look for lost telemetry, for engines of "
+        "another revision, and for a router's index at its bound (kvoy_router_index_entries).",
+    ),
+    Alert(
+        "KvoyFirstTokenPredictionsDrift",
+        f"({TTFT_RATIO}) > 3 or ({TTFT_RATIO}) < 0.33",
+        "15m",
+        "warning",
+        "First tokens of {{ $labels.model }} take {{ $value | humanize }} times as long as its "
+        "router expects",
+        "Routing by load works on wrong knowledge: compare the engines' measured prefill rate and "
+        "step time at /debug/engines with the engines dashboard.",
     ),
     Alert(
         "KvoyQueueGrows",
