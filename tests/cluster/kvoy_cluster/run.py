@@ -63,8 +63,11 @@ def _remove(folder: Path) -> None:
     wait_for(lambda: cgroups.remove(folder.name), f"empty cgroups of {folder}", _GONE_TIMEOUT_S)
 
     def is_gone() -> bool:
-        # The next run removes what it finds dead, perhaps at the same time.
+        # The next run removes what it finds dead: not what is locked, and the lock goes last.
         with suppress(FileNotFoundError):
+            for entry in folder.iterdir():
+                if entry != _lock_file(folder):
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             shutil.rmtree(folder)
         return not folder.exists()
 
