@@ -13,6 +13,8 @@ RUNNER ?= torch
 TORCH_INDEX ?=
 # How many tests `make test` runs side by side; each may start a Kubernetes of its own, about 3 GB.
 WORKERS ?= 4
+# After which time each half of the tests is ended, whatever it does.
+LIMIT ?= 40m
 # Options of `kvoy up`, `kvoy bench` or pytest, whichever the target runs.
 ARGS ?=
 # What container images stand on, and what they are called; tools/images.sh has the defaults.
@@ -49,7 +51,7 @@ up: $(STAMPS)/$(RUNNER) ## a router and two engines on this machine, serving unt
 	@$(BIN)/kvoy up --runner $(RUNNER) $(ARGS)
 
 test: ## all checks and all tests, with the time that each part took
-	@WORKERS=$(WORKERS) tools/test.sh $(ARGS)
+	@WORKERS=$(WORKERS) LIMIT=$(LIMIT) tools/test.sh $(ARGS)
 
 # Side by side: tests of processes and sockets mostly wait.
 check: $(STAMPS)/dev ## the fast part: format, lint, types, import layers, unit tests

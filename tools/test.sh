@@ -5,12 +5,13 @@
 #
 # Tests that mostly wait run side by side, WORKERS at a time (default 4). Those of containers come
 # after them and one at a time: they have the machine for themselves. Each of the two says what
-# failed; the end is a failure when either has failed.
+# failed; the end is a failure when either has failed. A test that hangs fails after ten minutes
+# (pyproject.toml); LIMIT (default 40m, for each of the two) is a net below that.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 make=(make --no-print-directory)
-pytest=(.venv/bin/python -m pytest)
+pytest=(timeout --foreground --signal=INT --kill-after=2m "${LIMIT:-40m}" .venv/bin/python -m pytest)
 readonly no_tests=5  # pytest's status when nothing was selected
 table=()
 
