@@ -24,8 +24,6 @@ _DESCRIPTION = (
     "keeps them as their specs say."
 )
 _QUIET = {
-    # Each request is counted, and failed ones are reported by who made them.
-    "httpx2": logging.WARNING,
     # kopf retries in silence: `watch_health` says when a watch is refused, and when it works again.
     "kopf": logging.WARNING,
     "kopf._cogs.clients.watching": logging.CRITICAL,

@@ -6,7 +6,6 @@ returned, so that the rest is still applied; what may pass is raised.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from kvoy_operator.kinds import JOB, LLM_SERVICE, SECRET, kind_of
 from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.record import Key
 from kvoy_operator.refusals import recheck_after_s, refusal_by
+from kvoy_operator.together import together
 
 _RECHECK_S = 2.0
 """So long until another look at objects that are going away."""
@@ -113,28 +113,19 @@ class Children:
         found: list[Refusal | Ownership] = []
         for is_first in (True, False):
             wave = [each for each in manifests if (each["kind"] in _FIRST) is is_first]
-            found += await self._settle_wave(owner, wave, observed)
+            found += await together(*(self._try_one(owner, each, observed) for each in wave))
         names = {_key(manifest) for manifest in manifests} | set(kept)
-        for key, live in observed.children.items():
-            if key not in names and _is_prunable(key, live, owner):
-                await self.delete(live)
+        pruned = [
+            live
+            for key, live in observed.children.items()
+            if key not in names and _is_prunable(key, live, owner)
+        ]
+        await together(*(self.delete(live) for live in pruned))
         refusals = tuple(each for each in found if isinstance(each, Refusal))
         if Ownership.DYING in found:
             return Outcome(refusals, _RECHECK_S)
         rechecks_s = [after_s for each in refusals if (after_s := recheck_after_s(each))]
         return Outcome(refusals, min(rechecks_s, default=None))
-
-    async def _settle_wave(
-        self, owner: Body, manifests: Iterable[Manifest], observed: Observed
-    ) -> list[Refusal | Ownership]:
-        """All at the same time: each is mostly a wait for the server. One that fails holds up none
-        of the others; then the first failure is raised."""
-        tries = [self._try_one(owner, each, observed) for each in manifests]
-        results = await asyncio.gather(*tries, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in results if not isinstance(result, BaseException)]
 
     async def find(self, owner: Body, manifest: Body) -> Body | None:
         """A live object of the wanted name that no watch has shown: a stranger's, or ours so new

@@ -1,4 +1,5 @@
-"""What the operator does to the cluster: apply, scale, adopt, delete, report. The only writes.
+"""What the operator does to the cluster: apply, scale, adopt, delete, report. The only writes, but
+for Events and the Lease.
 
 Every answer goes into the store at once, so the next decision sees the operator's own writes
 whether or not a watch has brought them.
@@ -6,27 +7,21 @@ whether or not a watch has brought them.
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from kvoy_operator.api import APPLY_PATCH, MERGE_PATCH, PARTIAL_OBJECT, Api
-from kvoy_operator.api_errors import ApiFailure, ApiRefusal
+from kvoy_operator.api_errors import ApiRefusal
 from kvoy_operator.kinds import EVENT, SECRET, Kind, kind_of
 from kvoy_operator.observed import Body
 from kvoy_operator.record import Record, Ref, record_of
 from kvoy_operator.scaling import FIELD_MANAGER, SCALE_MANAGER
 
-log = logging.getLogger(__name__)
-
 STATUS_MANAGER = "kvoy-operator-status"
 _MAX_EVENTS = 100
 """The same news about the same object is one Event: there are few."""
-_EVENT_CONTROLLER = "kvoy.dev/operator"
 _NO_VERSION = "1"
 """No object has it, since every write makes a later one: what is applied with it is created, or
 conflicts with what is there."""
@@ -38,13 +33,11 @@ class Cluster:
         api: Api,
         on_put: Callable[[Record], object],
         on_gone: Callable[[Ref, str], object],
-        instance: str,
     ) -> None:
-        """`on_put` and `on_gone` are the store's; `instance` names this process in Events."""
+        """`on_put` and `on_gone` are the store's."""
         self._api = api
         self._on_put = on_put
         self._on_gone = on_gone
-        self._instance = instance
 
     async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
         """The object as the server has it now; None: there is none."""
@@ -181,40 +174,6 @@ class Cluster:
                 content_type=APPLY_PATCH,
             ),
         )
-
-    async def post_event(self, body: Body, *, type: str, reason: str, note: str) -> None:
-        """An Event on `body`; `type` is Normal or Warning.
-
-        One that cannot be posted is dropped: the status says it too.
-        """
-        metadata = body["metadata"]
-        now = datetime.now(UTC)
-        digest = hashlib.sha256(f"{metadata['uid']}{reason}{note}{now.timestamp()}".encode())
-        event = {
-            "metadata": {
-                "name": f"{metadata['name']}.{digest.hexdigest()[:16]}",
-                "namespace": metadata["namespace"],
-            },
-            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "type": type,
-            "reason": reason,
-            "action": "Reconcile",
-            "note": note,
-            "reportingController": _EVENT_CONTROLLER,
-            "reportingInstance": self._instance[:128],
-            "regarding": {
-                "apiVersion": body["apiVersion"],
-                "kind": body["kind"],
-                "namespace": metadata["namespace"],
-                "name": metadata["name"],
-                "uid": metadata["uid"],
-                "resourceVersion": metadata["resourceVersion"],
-            },
-        }
-        try:
-            await self._api.raw("POST", EVENT.path(metadata["namespace"]), body=event)
-        except ApiFailure as error:
-            log.debug("event not posted", extra={"reason": reason, "error": str(error)})
 
     async def _apply(
         self, manifest: Body, params: Mapping[str, str], *, is_real: bool = True

@@ -93,7 +93,9 @@ class OperatorConfig:
     host: str = setting("0.0.0.0", help="address of /metrics, /healthz and /readyz")
     port: int = setting(8080, help="port of /metrics, /healthz and /readyz")
     workers: int = setting(
-        4, help="resources worked on at the same time, each by up to eight calls to the API server"
+        4,
+        help="resources worked on at the same time where some take seconds; else it is one, by up "
+        "to eight calls to the API server at once",
     )
     resync_s: float = setting(
         480.0,

@@ -1,12 +1,17 @@
 """Leader election by a Lease: of several operators one acts, and another one takes over in time.
 
 The holder renews the Lease; the others watch it by their own clocks, so that clocks need not agree.
-A holder that cannot renew in time raises, and its process ends before another one may begin.
+A holder that cannot renew in time raises, and its process ends before another one may begin. One
+that was stopped for a while, and does not know yet, `may_act` no more.
+
+When the holder is killed, the Lease is taken within `retry_s + lease_s` and the time of two calls:
+it may have been renewed just after the others looked, and they wait it out from their next look.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,12 +26,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    lease_s: float = 15.0
-    """After so long without a renewal others may take the Lease."""
-    renew_deadline_s: float = 10.0
-    """After so long without a successful renewal the holder gives up; less than `lease_s`."""
-    retry_s: float = 2.0
-    """Between two looks at the Lease."""
+    lease_s: float = 11.0
+    """After so long without a renewal others may take the Lease. Whole seconds."""
+    renew_deadline_s: float = 8.0
+    """After so long without a successful renewal the holder gives up; less than `lease_s` by what
+    its last call may take to be carried out."""
+    retry_s: float = 1.5
+    """Between two renewals, or two looks at the Lease."""
+    again_s: float = 0.5
+    """After a renewal that failed."""
+
+    call_s: float = 2.5
+    """Limit of one call: three fit into the deadline."""
 
 
 class LeadershipLost(Exception):
@@ -53,34 +64,44 @@ class LeaderElection:
         self._seen_version = ""
         self._seen_s = 0.0
         self._reported = ""
-        self.is_leader = False
+        self._is_holder = False
+        self._written_s = 0.0
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the Lease is ours and nobody else can have it yet, by this moment's clock."""
+        return self._is_holder and self._now() < self._deadline_s
+
+    @property
+    def _deadline_s(self) -> float:
+        return self._written_s + self._times.renew_deadline_s
 
     async def acquire(self) -> None:
         """Return once the Lease is ours. A server that cannot be reached is waited for."""
         while True:
             try:
                 if await self._try_to_acquire():
-                    self.is_leader = True
+                    self._is_holder = True
                     return
             except ApiFailure as error:
                 self._report(f"cannot reach the lease: {error}")
-            await asyncio.sleep(self._times.retry_s)
+            await asyncio.sleep(self._until_next_look_s())
 
     async def hold(self) -> None:
         """Renew until cancelled. Raises LeadershipLost."""
+        wait_s = self._times.retry_s
         try:
-            renewed_s = self._now()
             while True:
-                await asyncio.sleep(self._times.retry_s)
-                left_s = renewed_s + self._times.renew_deadline_s - self._now()
-                started_s = self._now()
-                if await self._renew(left_s):
-                    # Counted from before the request: the server wrote it at some time since.
-                    renewed_s = started_s
-                elif self._now() - renewed_s >= self._times.renew_deadline_s:
+                await asyncio.sleep(wait_s)
+                if not self.may_act:
                     raise LeadershipLost("the lease could not be renewed in time")
+                is_renewed = False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._deadline_s):
+                        is_renewed = await self._renew()
+                wait_s = self._times.retry_s if is_renewed else self._times.again_s
         finally:
-            self.is_leader = False
+            self._is_holder = False
 
     async def release(self) -> None:
         """Give the Lease up, so that another one need not wait for its end."""
@@ -92,15 +113,12 @@ class LeaderElection:
         except ApiFailure as error:
             log.warning("the lease was not released", extra={"error": str(error)})
 
-    async def _renew(self, left_s: float) -> bool:
+    async def _renew(self) -> bool:
         """Whether the Lease was renewed. Raises LeadershipLost when somebody else has it."""
         try:
-            async with asyncio.timeout(max(left_s, 0.1)):
-                self._fill(holder=self._identity, lease_s=self._times.lease_s)
-                await self._write("PUT")
+            self._fill(holder=self._identity, lease_s=self._times.lease_s)
+            await self._write("PUT")
             return True
-        except TimeoutError:
-            return False
         except ApiRefusal as error:
             if not (error.is_conflict or error.is_not_found):
                 return False
@@ -122,7 +140,7 @@ class LeaderElection:
             if not error.is_not_found:
                 raise
             return await self._take("POST")
-        if self._holder() == self._identity or not self._holder() or self._is_expired():
+        if self._holder() == self._identity or not self._holder() or self._left_s() <= 0:
             return await self._take("PUT")
         self._report(f"the lease belongs to {self._holder()}")
         return False
@@ -140,10 +158,16 @@ class LeaderElection:
         log.info("leads", extra={"identity": self._identity})
         return True
 
-    def _is_expired(self) -> bool:
-        """Whether the Lease has stayed as it is for its whole duration, by our own clock."""
-        duration_s = float(self._lease["spec"].get("leaseDurationSeconds") or self._times.lease_s)
-        return self._now() - self._seen_s >= duration_s
+    def _left_s(self) -> float:
+        """How long the Lease lasts from now on if it stays as it is, by our own clock."""
+        spec = self._lease.get("spec") or {}
+        duration_s = float(spec.get("leaseDurationSeconds") or self._times.lease_s)
+        return self._seen_s + duration_s - self._now()
+
+    def _until_next_look_s(self) -> float:
+        """The end of the Lease is not slept through."""
+        left_s = self._left_s()
+        return min(self._times.retry_s, left_s) if left_s > 0 else self._times.retry_s
 
     def _holder(self) -> str:
         return str((self._lease.get("spec") or {}).get("holderIdentity") or "")
@@ -159,13 +183,16 @@ class LeaderElection:
 
     async def _read(self) -> None:
         path = LEASE.path(self._namespace, self._name)
-        timeout_s = self._times.renew_deadline_s / 2
-        self._see(await self._api.request("GET", path, timeout_s=timeout_s))
+        self._see(await self._api.request("GET", path, timeout_s=self._times.call_s))
 
     async def _write(self, method: str) -> None:
         path = LEASE.path(self._namespace, "" if method == "POST" else self._name)
-        timeout_s = self._times.renew_deadline_s / 2
-        self._see(await self._api.request(method, path, body=self._lease, timeout_s=timeout_s))
+        started_s = self._now()
+        self._see(
+            await self._api.request(method, path, body=self._lease, timeout_s=self._times.call_s)
+        )
+        # Counted from before the request: the server wrote it at some time since.
+        self._written_s = started_s
 
     def _see(self, lease: dict[str, Any]) -> None:
         version = lease["metadata"]["resourceVersion"]

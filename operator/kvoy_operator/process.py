@@ -17,6 +17,7 @@ from kvoy_operator.children import Children
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.config import OperatorConfig, own_identity
 from kvoy_operator.connectivity import Connectivity
+from kvoy_operator.events import EventPost
 from kvoy_operator.kinds import LEADER_WORKER_SET, LLM_ROUTER, LLM_SERVICE, Kind
 from kvoy_operator.leader import LeaderElection
 from kvoy_operator.master_secret import load_master_secret
@@ -25,6 +26,7 @@ from kvoy_operator.reconcile import Reconciler
 from kvoy_operator.reconcile_router import RouterStory
 from kvoy_operator.reconcile_service import ServiceStory
 from kvoy_operator.record import Key, Record, Ref
+from kvoy_operator.report import Reporter
 from kvoy_operator.resync import Resync
 from kvoy_operator.store import Store
 from kvoy_operator.watch_health import WatchHealth
@@ -37,6 +39,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_S = 2.0
+_TURN_S = 2.0
+"""So long a reconcile is the only one that has begun so lately: ten times what one takes. Several
+at once are each slower by as much on a busy API server, and nothing is done earlier."""
 _LOOK_S = 10.0
 """Between two looks whether a watch began anew."""
 
@@ -115,17 +120,19 @@ class Operator:
         )
         await _until_answered(self._resync.run_once)
         options = config.render_options(secret)
-        cluster = Cluster(self._api, self._put_own, self._store.remove, self._identity)
-        children = Children(cluster)
-        service = ServiceStory(self._store, cluster, children, options, self.metrics)
-        router = RouterStory(self._store, cluster, children, options)
+        cluster = Cluster(self._api, self._put_own, self._store.remove)
+        events = EventPost(self._api, self._identity)
+        reporter, children = Reporter(cluster, events), Children(cluster)
+        service = ServiceStory(self._store, cluster, children, reporter, options, self.metrics)
+        router = RouterStory(self._store, cluster, children, reporter, options)
         reconcile = Reconciler(
             {LLM_SERVICE.name: service.reconcile, LLM_ROUTER.name: router.reconcile},
             self.metrics,
             config.resync_s,
         )
-        self._queue = WorkQueue(reconcile, num_workers=config.workers)
+        self._queue = WorkQueue(reconcile, num_workers=config.workers, turn_s=_TURN_S)
         async with asyncio.TaskGroup() as group:
+            group.create_task(events.run(), name="events")
             group.create_task(self._queue.run(), name="queue")
             group.create_task(self._resync_forever(), name="resync")
             await asyncio.sleep(0)  # the queue is open from now on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,13 +35,14 @@ class RouterStory:
         store: Store,
         cluster: Cluster,
         children: Children,
+        reporter: Reporter,
         options: RenderOptions,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._children = children
         self._options = options
-        self._reporter = Reporter(cluster)
+        self._reporter = reporter
         self._news = Newsroom(cluster, clock)
         self._clock = clock
 
@@ -124,12 +126,8 @@ class RouterStory:
         """Those that can be read: a service with a broken spec says so itself."""
         services = []
         for body in self._store.customs(LLM_SERVICE.name, router.namespace):
-            if "deletionTimestamp" in body["metadata"]:
+            if "deletionTimestamp" in body["metadata"] or not is_behind(router, body):
                 continue
-            try:
-                service = parse_service(body)
-            except InvalidSpec:
-                continue
-            if is_behind(router, service):
-                services.append(service)
+            with contextlib.suppress(InvalidSpec):
+                services.append(parse_service(body))
         return services

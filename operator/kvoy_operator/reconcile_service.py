@@ -52,6 +52,7 @@ from kvoy_operator.status import (
     service_status,
 )
 from kvoy_operator.store import Store
+from kvoy_operator.together import together
 from kvoy_operator.workloads import Workloads
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class ServiceStory:
         store: Store,
         cluster: Cluster,
         children: Children,
+        reporter: Reporter,
         options: RenderOptions,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
@@ -88,7 +90,7 @@ class ServiceStory:
         self._workloads = Workloads(cluster, children, options)
         self._options = options
         self._metrics = metrics
-        self._reporter = Reporter(cluster)
+        self._reporter = reporter
         self._news = Newsroom(cluster, clock)
         self._faulty_since_s: dict[Key, float] = {}
         self._clock = clock
@@ -108,8 +110,9 @@ class ServiceStory:
         status = service_status(
             told.facts, observed, told.step, told.router, told.refusal, self._clock()
         )
-        await self._reporter.report(body, status)
-        await self._report_scaler(told.facts, observed)
+        await together(
+            self._reporter.report(body, status), self._report_scaler(told.facts, observed)
+        )
         self._metrics.set_pools(
             key, {pool["name"]: (pool["desired"], pool["ready"]) for pool in status["pools"]}
         )

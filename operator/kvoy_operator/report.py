@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from kvoy_operator.api_errors import ApiRefusal
 from kvoy_operator.cluster import Cluster
+from kvoy_operator.events import EventPost
 from kvoy_operator.observed import Body
 from kvoy_operator.transitions import transitions
 
@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, events: EventPost) -> None:
         self._cluster = cluster
+        self._events = events
 
     async def report(self, body: Body, status: Mapping[str, Any]) -> None:
         """Write the status of `body` and announce what has turned. Raises ApiFailure."""
@@ -25,21 +26,13 @@ class Reporter:
             return
         metadata = body["metadata"]
         before = (body.get("status") or {}).get("conditions") or ()
-        turns = transitions(before, status["conditions"])
         resource = f"{body['kind']}/{metadata['namespace']}/{metadata['name']}"
-        for turned in turns:
+        for turned in transitions(before, status["conditions"]):
             log.info(
                 "transition",
                 extra={"resource": resource, "reason": turned.reason, "why": turned.message},
             )
-        # In their order by their own times, whichever arrives first.
-        posts = [
-            self._cluster.post_event(
-                body, type=turned.type, reason=turned.reason, note=turned.message
-            )
-            for turned in turns
-        ]
-        await asyncio.gather(*posts)
+            self._events.tell(body, turned)
 
     async def write(self, body: Body, status: Mapping[str, Any]) -> bool:
         """Write the status if it differs from what is there; whether it was written."""

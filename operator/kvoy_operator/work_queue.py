@@ -7,9 +7,11 @@ key again. Owned by one event loop; every time is that loop's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -57,12 +59,20 @@ class WorkQueue(Generic[K]):
         work: Callable[[K], Awaitable[float | None]],
         *,
         num_workers: int,
+        turn_s: float = 0.0,
         backoff: Backoff | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`work` returns the seconds until it wants the key again, or None: not by itself."""
+        """`work` returns the seconds until it wants the key again, or None: not by itself.
+
+        Within its first `turn_s` seconds a work is alone among the young: what makes the server
+        busy is then not done four times at once, each four times slower, and what waits for
+        something slow holds nobody up for longer.
+        """
         self._work = work
         self._num_workers = num_workers
+        self._turn_s = turn_s
+        self._turn = asyncio.Lock()
         self._backoff = backoff or Backoff()
         self._jitter = jitter
         self._is_open = False
@@ -145,15 +155,30 @@ class WorkQueue(Generic[K]):
 
     async def _run_worker(self) -> None:
         while True:
+            async with self._turn_of_one() as key:
+                self._running.add(key)
+                try:
+                    delay_s = await self._try(key)
+                finally:
+                    self._running.discard(key)
+            self._finish(key, delay_s)
+
+    @asynccontextmanager
+    async def _turn_of_one(self) -> AsyncIterator[K]:
+        """The key that is next, and the turn until `turn_s` later or the end of the block."""
+        await self._turn.acquire()
+        turn = contextlib.ExitStack()
+        turn.callback(self._turn.release)
+        with turn:
             key = await self._ready.get()
             del self._ready_since[key]
             self._not_before.pop(key, None)
-            self._running.add(key)
+            # Closed twice, it releases once.
+            timer = asyncio.get_running_loop().call_later(self._turn_s, turn.close)
             try:
-                delay_s = await self._try(key)
+                yield key
             finally:
-                self._running.discard(key)
-            self._finish(key, delay_s)
+                timer.cancel()
 
     async def _try(self, key: K) -> float | None:
         """Work on `key`; the seconds until it is due again."""

@@ -5,6 +5,8 @@ A workload is written once, when it is made, and only scaled from then on.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvoy_operator.acceptance import Refusal, name_clash
 from kvoy_operator.api_errors import ApiRefusal
 from kvoy_operator.children import (
@@ -24,6 +26,7 @@ from kvoy_operator.refusals import refusal_by
 from kvoy_operator.resources import LLMService
 from kvoy_operator.rollout import RolloutStep
 from kvoy_operator.rollout_state import PoolRevision
+from kvoy_operator.together import together
 
 
 class Workloads:
@@ -51,26 +54,23 @@ class Workloads:
     ) -> Refusal | None:
         """Write what the step says: all of it, unless the server refuses a new workload."""
         manifests = {key: self._workload(service, key, step) for key in step.create}
-        for manifest in manifests.values():
-            refusal = await self._check_new(body, manifest)
-            if refusal is not None:
-                return refusal
+        if not _is_judged_when_made(manifests.values(), observed):
+            checks = (self._check_new(body, manifest) for manifest in manifests.values())
+            refusals = await together(*checks)
+            if any(refusals):
+                return next(filter(None, refusals))
         present = {PoolRevision(each.pool, each.revision): each for each in observed.workloads}
-        grown = []
-        for key, count in step.replicas.items():
-            if key in present and count < present[key].replicas:
-                await self._scale(service, present[key], count)
-            elif key in present and count > present[key].replicas:
-                grown.append((present[key], count))
-        refusals = [await self._create(manifest) for manifest in manifests.values()]
-        for view, count in grown:
-            await self._scale(service, view, count)
-        for key in step.delete:
-            view = present[key]
-            await self._cluster.delete(kind_of(view.kind), service.namespace, view.name, view.uid)
-        return next((refusal for refusal in refusals if refusal), None)
+        scaled = {key: count for key, count in step.replicas.items() if key in present}
+        shrunk = {key: count for key, count in scaled.items() if count < present[key].replicas}
+        grown = {key: count for key, count in scaled.items() if count > present[key].replicas}
+        # In this order: room is made first, and what is gone was replaced before.
+        await together(*(self._scale(service, present[key], n) for key, n in shrunk.items()))
+        refusals = await together(*(self._create(body, each) for each in manifests.values()))
+        await together(*(self._scale(service, present[key], n) for key, n in grown.items()))
+        await together(*(self._delete(service, present[key]) for key in step.delete))
+        return next(filter(None, refusals), None)
 
-    async def _create(self, manifest: Manifest) -> Refusal | None:
+    async def _create(self, body: Body, manifest: Manifest) -> Refusal | None:
         """That a dry run was taken does not say all: what is too large only etcd knows.
 
         One that has appeared meanwhile is left alone: a template is written once.
@@ -82,9 +82,7 @@ class Workloads:
             if refusal is None:
                 raise
             return refusal
-        if not is_made:
-            raise ApiRefusal(409, "Conflict", "the object is there already")
-        return None
+        return None if is_made else await self._take_in(body, manifest)
 
     def _workload(self, service: LLMService, key: PoolRevision, step: RolloutStep) -> Manifest:
         manifest = render_workload(service, key.pool, key.revision, self._options)
@@ -120,6 +118,19 @@ class Workloads:
 
     async def _scale(self, service: LLMService, view: WorkloadView, count: int) -> None:
         await self._cluster.scale(kind_of(view.kind), service.namespace, view.name, view.uid, count)
+
+    async def _delete(self, service: LLMService, view: WorkloadView) -> None:
+        await self._cluster.delete(kind_of(view.kind), service.namespace, view.name, view.uid)
+
+
+def _is_judged_when_made(manifests: Collection[Manifest], observed: Observed) -> bool:
+    """Whether a dry run beforehand would tell nothing that the creation does not: there are no
+    engines yet that a refusal comes too late for, and no second pool that would be left alone."""
+    return (
+        not observed.workloads
+        and len(manifests) == 1
+        and not any(_templates(manifest) for manifest in manifests)
+    )
 
 
 def _templates(manifest: Manifest) -> list[Manifest]:

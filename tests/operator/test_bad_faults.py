@@ -11,11 +11,13 @@ from kvoy_operator.api import Api
 from kvoy_operator.api_errors import ApiRefusal
 from kvoy_operator.children import Children
 from kvoy_operator.cluster import Cluster
+from kvoy_operator.events import EventPost
 from kvoy_operator.kinds import LLM_SERVICE
 from kvoy_operator.metrics import Metrics
 from kvoy_operator.reconcile_service import ServiceStory
 from kvoy_operator.record import Key, record_of
 from kvoy_operator.render_testing import make_options, service_body
+from kvoy_operator.report import Reporter
 from kvoy_operator.store import Store
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "w.example.com": connection refused'
@@ -63,10 +65,17 @@ class _World:
         record = record_of(LLM_SERVICE, body)
         store.put(record)
         self.key = Key(*record.ref)
-        cluster = Cluster(cast(Api, self.server), store.put, store.remove, "test")
-        options = make_options()
-        children = Children(cluster)
-        self._story = ServiceStory(store, cluster, children, options, Metrics(), lambda: self.now_s)
+        cluster = Cluster(cast(Api, self.server), store.put, store.remove)
+        reporter = Reporter(cluster, EventPost(cast(Api, self.server), "test"))
+        self._story = ServiceStory(
+            store,
+            cluster,
+            Children(cluster),
+            reporter,
+            make_options(),
+            Metrics(),
+            lambda: self.now_s,
+        )
 
     async def tell(self) -> float | None:
         return await self._story.reconcile(self.key)

@@ -12,7 +12,7 @@ from kvoy_operator.errors import InvalidSpec
 from kvoy_operator.identity import Manifest
 from kvoy_operator.manifests import is_behind, render_shared_router, render_support
 from kvoy_operator.options import RenderOptions, service_secret
-from kvoy_operator.render_testing import make_options, make_router, make_service
+from kvoy_operator.render_testing import make_options, make_router, make_service, service_body
 
 Spec = dict[str, Any]
 
@@ -203,7 +203,7 @@ def test_a_router_serves_what_it_selects_and_what_refers_to_it(
 ) -> None:
     router = make_router({"selector": selector} if selector else {})
 
-    assert is_behind(router, make_service(spec, labels=labels)) == expected
+    assert is_behind(router, service_body(spec, labels=labels)) == expected
 
 
 def test_pull_secrets_reach_the_router_and_its_account() -> None:

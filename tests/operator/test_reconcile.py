@@ -19,7 +19,7 @@ from kvoy_operator.api_errors import ApiFailure, ApiRefusal, ApiUnreachable
 from kvoy_operator.children import Children, Ownership, ownership
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.connectivity import Connectivity
-from kvoy_operator.kinds import LLM_SERVICE, SECRET, SERVICE
+from kvoy_operator.kinds import DEPLOYMENT, LLM_SERVICE, SECRET, SERVICE
 from kvoy_operator.metrics import Metrics
 from kvoy_operator.observed import Observed
 from kvoy_operator.reconcile import Gone, Reconciler
@@ -115,7 +115,7 @@ def _service(name: str = "qwen", **metadata: Any) -> dict[str, Any]:
 
 
 def _children(server: _Server, store: Store) -> Children:
-    return Children(Cluster(cast(Api, server), store.put, store.remove, "test"))
+    return Children(Cluster(cast(Api, server), store.put, store.remove))
 
 
 async def _settle(server: _Server, store: Store, *wanted: dict[str, Any]) -> tuple[Refusal, ...]:
@@ -505,27 +505,20 @@ def test_series_of_a_pool_go_with_the_pool() -> None:
     assert b"qwen" not in metrics.render()
 
 
-class _CrowdedServer(_Server):
-    """Somebody makes an object as soon as its creation has been tried dry."""
-
-    async def request(self, method: str, path: str, **options: Any) -> Any:
-        if "dryRun" in (options.get("params") or {}):
-            theirs = {"kind": "Deployment", "metadata": {"name": "theirs", "namespace": "default"}}
-            return self.put(path, theirs)
-        return await super().request(method, path, **options)
-
-
 async def test_a_workload_that_appears_before_its_creation_is_not_written_over() -> None:
-    server, store = _CrowdedServer(), Store()
-    cluster = Cluster(cast(Api, server), store.put, store.remove, "test")
+    server, store = _Server(), Store()
+    theirs = {"kind": "Deployment", "metadata": {"name": "theirs", "namespace": "default"}}
+    server.put(DEPLOYMENT.path("default", "qwen-s-bbbbb"), theirs)
+    cluster = Cluster(cast(Api, server), store.put, store.remove)
     workloads = Workloads(cluster, Children(cluster), make_options())
     new = PoolRevision("serving", "bbbbb")
     step = RolloutStep(
         replicas={new: 1}, create=(new,), delete=(), phase=Phase.DEPLOYING, message="", current=""
     )
 
-    with pytest.raises(ApiRefusal, match="there already"):
-        await workloads.take(service_body(), make_service(), step, Observed())
+    refusal = await workloads.take(service_body(), make_service(), step, Observed())
 
-    (made,) = server.objects.values()
-    assert made["metadata"]["name"] == "theirs"
+    assert refusal is not None
+    assert refusal.reason == "NameClash"
+    (kept,) = server.objects.values()
+    assert kept["metadata"]["name"] == "theirs"

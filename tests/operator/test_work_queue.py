@@ -101,6 +101,50 @@ def test_workers_bound_how_much_is_worked_on_at_the_same_time() -> None:
     assert work.most_running == 3
 
 
+def test_one_works_at_a_time_and_one_that_is_slow_holds_nobody_up_for_longer_than_its_turn() -> (
+    None
+):
+    async def work_long_on_slow(key: str) -> None:
+        await asyncio.sleep(60 if key.startswith("slow") else 0.5)
+
+    work = _Work(work_long_on_slow)
+    queue = WorkQueue(work, num_workers=3, turn_s=2.0)
+
+    async def script() -> None:
+        for key in ("a", "b", "slow 1", "c", "slow 2", "d"):
+            queue.add(key)
+
+    run_virtually(_run_for(queue, 10, script))
+
+    assert work.calls == [
+        ("a", 0.0),
+        ("b", 0.5),
+        ("slow 1", 1.0),
+        ("c", 3.0),
+        ("slow 2", 3.5),
+        ("d", 5.5),
+    ]
+
+
+def test_a_queue_that_is_run_again_begins_with_a_free_turn() -> None:
+    async def take_a_second(_: str) -> None:
+        await asyncio.sleep(1)
+
+    work = _Work(take_a_second)
+    queue = WorkQueue(work, num_workers=2, turn_s=2.0)
+
+    async def script() -> None:
+        queue.add("a")
+
+    async def main() -> None:
+        await _run_for(queue, 0.5, script)
+        await _run_for(queue, 10, script)
+
+    run_virtually(main())
+
+    assert work.calls == [("a", 0.0), ("a", 0.5)]
+
+
 def test_work_comes_back_when_it_asked_to_and_earlier_when_something_changes() -> None:
     async def ask_for_a_minute(_: str) -> float:
         return 60.0

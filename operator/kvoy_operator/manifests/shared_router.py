@@ -8,17 +8,19 @@ from kvoy_contract.fleet import DEFAULT_WEIGHT, Fleet
 from kvoy_operator.identity import Manifest
 from kvoy_operator.manifests.router import RouterPlan, render_router
 from kvoy_operator.manifests.service import fleet_service
+from kvoy_operator.observed import Body
 from kvoy_operator.options import RenderOptions
 from kvoy_operator.resources import LLMRouter, LLMService
 
 
-def is_behind(router: LLMRouter, service: LLMService) -> bool:
-    """Whether the router serves this service of its namespace."""
+def is_behind(router: LLMRouter, service: Body) -> bool:
+    """Whether the router serves this service of its namespace; nothing else of it is read."""
     selector = router.spec.selector
+    ref = ((service.get("spec") or {}).get("router") or {}).get("ref")
     return (
-        service.spec.router.ref == router.name
+        ref == router.name
         or selector is None
-        or selector.matches(service.labels)
+        or selector.matches(service["metadata"].get("labels") or {})
     )
 
 

@@ -12,6 +12,7 @@ from kvoy_faults.feed import Feed
 from kvoy_operator.api import Api
 from kvoy_operator.children import Children
 from kvoy_operator.cluster import Cluster
+from kvoy_operator.events import EventPost
 from kvoy_operator.kinds import LEADER_WORKER_SET, LLM_ROUTER, LLM_SERVICE, Kind
 from kvoy_operator.metrics import Metrics
 from kvoy_operator.observed import Body
@@ -20,6 +21,7 @@ from kvoy_operator.reconcile import Reconciler
 from kvoy_operator.reconcile_router import RouterStory
 from kvoy_operator.reconcile_service import ServiceStory
 from kvoy_operator.record import Key, Record, Ref, record_of
+from kvoy_operator.report import Reporter
 from kvoy_operator.resync import Resync
 from kvoy_operator.store import Store
 from kvoy_operator.work_queue import WorkQueue
@@ -38,10 +40,12 @@ class Core:
         self._resync = Resync(
             self.api, self._store, [namespace], lambda: feed.kinds, self._put, self._gone
         )
-        cluster = Cluster(self.api, self._put_own, self._store.remove, "core")
+        cluster = Cluster(self.api, self._put_own, self._store.remove)
+        self._events = EventPost(self.api, "core")
+        reporter = Reporter(cluster, self._events)
         children, metrics = Children(cluster), Metrics()
-        service = ServiceStory(self._store, cluster, children, options, metrics)
-        router = RouterStory(self._store, cluster, children, options)
+        service = ServiceStory(self._store, cluster, children, reporter, options, metrics)
+        router = RouterStory(self._store, cluster, children, reporter, options)
         self._reconcile = Reconciler(
             {LLM_SERVICE.name: service.reconcile, LLM_ROUTER.name: router.reconcile},
             metrics,
@@ -65,6 +69,7 @@ class Core:
         """Raises Killed, in a group."""
         await self._resync.run_once()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._events.run())
             group.create_task(self._queue.run())
             await asyncio.sleep(0)  # the queue is open from now on
             self._add(set(self._store.all_keys()))
