@@ -34,6 +34,9 @@ COMMANDS = {
     ),
     "chat": Command("talk to a running endpoint in the terminal", "kvoy_cli.chat", "cli"),
     "bench": Command("put load on a stack and report what it does", "kvoy_cli.bench", "all"),
+    "simulate": Command(
+        "a fleet in virtual time: compare policies, check goals", "kvoy_cli.simulate", "simulate"
+    ),
     "model": Command("list, add and convert models", "kvoy_cli.model", "engine"),
 }
 

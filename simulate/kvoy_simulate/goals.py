@@ -32,6 +32,10 @@ class Case:
     """A ladder of runs instead of one."""
     finds_recovery: bool = False
     """Also a run without the scenario's events."""
+    trace: str | None = None
+    """A trace file instead of the scenario's workload."""
+    time_share: float = 1.0
+    """Of the scenario's warm-up and duration; below 1 to see that something runs at all."""
 
     @property
     def label(self) -> str:
