@@ -10,6 +10,7 @@ import pytest
 
 from kvoy_cluster.api import MERGE_PATCH
 from kvoy_cluster.api_server import ApiServer
+from kvoy_cluster.waiting import wait_for
 from kvoy_operated import Site
 from kvoy_operator.kinds import LLM_ROUTER, kind_of
 
@@ -221,8 +222,9 @@ def test_a_shared_router_serves_the_services_that_refer_to_it(site: Site) -> Non
     assert not site.exists("Deployment", "qwen-router")
 
 
+@pytest.mark.parametrize("is_down", [False, True], ids=["watched", "operator down"])
 def test_a_deleted_namespace_ends_without_lines_and_without_the_operators_help(
-    site: Site,
+    site: Site, is_down: bool
 ) -> None:
     operator = site.start_operator()
     site.start_kubelet()
@@ -230,10 +232,13 @@ def test_a_deleted_namespace_ends_without_lines_and_without_the_operators_help(
         site.apply(name)
         site.wait_for_condition(name, "Ready", "True")
 
-    site.server.api.request("DELETE", f"/api/v1/namespaces/{site.namespace}")
+    if is_down:
+        operator.terminate()
 
     path = f"/api/v1/namespaces/{site.namespace}"
-    site.wait_until(lambda: not site.server.api.exists(path), "namespace gone")
+    site.server.api.request("DELETE", path)
+
+    wait_for(lambda: not site.server.api.exists(path), "namespace gone")
     assert not operator.lines("reconcile fails")
     assert not operator.lines("work failed")
 
