@@ -7,10 +7,10 @@ returned, so that the rest is still applied; what may pass is raised.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -25,10 +25,14 @@ from kvoy_operator.acceptance import Refusal, name_clash
 from kvoy_operator.api_errors import ApiRefusal
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.compare import is_applied, stamped
-from kvoy_operator.identity import Manifest, fleet_secret_name, internal_secret_name
-from kvoy_operator.kinds import JOB, LLM_SERVICE, SECRET, kind_of
+from kvoy_operator.identity import (
+    Manifest,
+    fleet_secret_name,
+    internal_secret_name,
+    router_name,
+)
+from kvoy_operator.kinds import DEPLOYMENT, JOB, LLM_SERVICE, SECRET, SERVICE, kind_of
 from kvoy_operator.observed import Body, ChildKey, Observed
-from kvoy_operator.record import Key
 from kvoy_operator.refusals import recheck_after_s, refusal_by
 from kvoy_operator.together import together
 
@@ -51,6 +55,11 @@ _PRUNED = frozenset(
 
 _FIRST = frozenset({"PersistentVolumeClaim", "RoleBinding", "Secret", "ServiceAccount"})
 """What pods need from their first second on."""
+
+_SECRETS_ANNOTATION: Final = f"{API_GROUP}/secrets"
+"""On the first Service of an owner: a digest of its Secrets as they were applied. They may not be
+read back, and else a new operator would have to write all of them again. Taking it away has them
+applied once more."""
 
 
 class Ownership(Enum):
@@ -95,12 +104,6 @@ def ownership(live: Body, owner: Body) -> Ownership:
 class Children:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._secrets: dict[Key, dict[str, str]] = {}
-        """Digests of the Secrets that this process has applied: they may not be read back."""
-
-    def forget_secrets(self, owner: Key) -> None:
-        """Have the owner's Secrets applied again: a pod misses one, or the owner is gone."""
-        self._secrets.pop(owner, None)
 
     async def settle(
         self, owner: Body, wanted: Iterable[Manifest], observed: Observed, kept: Iterable[ChildKey]
@@ -109,23 +112,55 @@ class Children:
 
         Raises ApiFailure for what may pass.
         """
-        manifests = [stamped(manifest) for manifest in wanted]
-        found: list[Refusal | Ownership] = []
-        for is_first in (True, False):
-            wave = [each for each in manifests if (each["kind"] in _FIRST) is is_first]
-            found += await together(*(self._try_one(owner, each, observed) for each in wave))
-        names = {_key(manifest) for manifest in manifests} | set(kept)
-        pruned = [
-            live
-            for key, live in observed.children.items()
-            if key not in names and _is_prunable(key, live, owner)
+        manifests = list(wanted)
+        secrets = _Secrets.of(owner, manifests)
+        has_secrets = secrets.are_applied(owner, observed)
+        first = [
+            each
+            for each in manifests
+            if each["kind"] in _FIRST and not (has_secrets and each["kind"] == SECRET.name)
         ]
-        await together(*(self.delete(live) for live in pruned))
+        found = await self._settle_wave(owner, first, observed)
+        if all(
+            result is Ownership.OURS
+            for each, result in zip(first, found, strict=True)
+            if each["kind"] == SECRET.name
+        ):
+            manifests = secrets.marked(manifests)
+        rest = [each for each in manifests if each["kind"] not in _FIRST]
+        found += await self._settle_wave(owner, rest, observed)
+        await self._prune(owner, {*map(_key, manifests), *kept}, observed)
         refusals = tuple(each for each in found if isinstance(each, Refusal))
         if Ownership.DYING in found:
             return Outcome(refusals, _RECHECK_S)
         rechecks_s = [after_s for each in refusals if (after_s := recheck_after_s(each))]
         return Outcome(refusals, min(rechecks_s, default=None))
+
+    async def _settle_wave(
+        self, owner: Body, manifests: Iterable[Manifest], observed: Observed
+    ) -> list[Refusal | Ownership]:
+        tries = (self._try_one(owner, stamped(each), observed) for each in manifests)
+        return await together(*tries)
+
+    async def _prune(self, owner: Body, wanted: Collection[ChildKey], observed: Observed) -> None:
+        """Delete what is no longer rendered. That there may be a Secret for a router is known from
+        the router's Deployment, so the Secret goes first."""
+        pruned = [
+            live
+            for key, live in observed.children.items()
+            if key not in wanted and _is_prunable(key, live, owner)
+        ]
+        name = owner["metadata"]["name"]
+        has_router = any(_key(live) == (DEPLOYMENT.name, router_name(name)) for live in pruned)
+        if has_router and (SECRET.name, fleet_secret_name(name)) not in wanted:
+            await self._delete_secret(owner, fleet_secret_name(name))
+        await together(*(self.delete(live) for live in pruned))
+
+    async def _delete_secret(self, owner: Body, name: str) -> None:
+        namespace = owner["metadata"]["namespace"]
+        live = await self._cluster.glimpse(SECRET, namespace, name)
+        if live is not None and ownership(live, owner) is Ownership.OURS:
+            await self._cluster.delete(SECRET, namespace, name, live["metadata"]["uid"])
 
     async def find(self, owner: Body, manifest: Body) -> Body | None:
         """A live object of the wanted name that no watch has shown: a stranger's, or ours so new
@@ -181,15 +216,9 @@ class Children:
         self, owner: Body, manifest: Manifest, *, is_new: bool
     ) -> Refusal | Ownership:
         """`is_new`: its owner has no children yet, so it is most likely not there."""
-        metadata = manifest["metadata"]
-        key = Key(owner["kind"], metadata["namespace"], owner["metadata"]["name"])
-        applied = self._secrets.setdefault(key, {})
-        digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
-        if applied.get(metadata["name"]) == digest:
-            return Ownership.OURS
         if is_new and await self._cluster.create(manifest):
-            applied[metadata["name"]] = digest
             return Ownership.OURS
+        metadata = manifest["metadata"]
         live = await self._cluster.glimpse(SECRET, metadata["namespace"], metadata["name"])
         whose = Ownership.OURS if live is None else ownership(live, owner)
         if live is not None and whose is Ownership.STRANGER:
@@ -200,19 +229,57 @@ class Children:
             return Ownership.DYING
         # One that somebody has made meanwhile is not taken from him; the next try sees it.
         await self._cluster.apply(manifest, force=live is not None)
-        applied[metadata["name"]] = digest
         return Ownership.OURS
 
 
-def misses_secret(owner: str, observed: Observed) -> bool:
-    """Whether some pod waits for a Secret of ours that somebody has deleted: it is not watched."""
-    ours = [f'secret "{name(owner)}"' for name in (internal_secret_name, fleet_secret_name)]
-    return any(
-        name in container.waiting_message
-        for pod in observed.pods
-        for container in pod.containers
-        for name in ours
-    )
+@dataclass(frozen=True, slots=True)
+class _Secrets:
+    """An owner's Secrets, which are known to be there by a mark on its first Service."""
+
+    owner: str
+    bearer: ChildKey | None
+    """The Service; None: there is none, and they are applied each time."""
+    digest: str
+
+    @classmethod
+    def of(cls, owner: Body, manifests: Sequence[Manifest]) -> _Secrets:
+        secrets = [each for each in manifests if each["kind"] == SECRET.name]
+        text = msgspec.json.encode(secrets, order="deterministic")
+        bearers = [_key(each) for each in manifests if each["kind"] == SERVICE.name]
+        return cls(
+            owner["metadata"]["name"],
+            bearers[0] if bearers else None,
+            hashlib.sha256(text).hexdigest()[:16],
+        )
+
+    def are_applied(self, owner: Body, observed: Observed) -> bool:
+        live = observed.children.get(self.bearer) if self.bearer else None
+        if live is None or ownership(live, owner) is not Ownership.OURS:
+            return False
+        annotations = live["metadata"].get("annotations") or {}
+        is_marked = annotations.get(_SECRETS_ANNOTATION) == self.digest
+        return is_marked and not self._is_one_missed(observed)
+
+    def marked(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        """With the mark, for when they are applied."""
+        return [self._mark(each) if _key(each) == self.bearer else each for each in manifests]
+
+    def _mark(self, manifest: Manifest) -> Manifest:
+        metadata = manifest["metadata"]
+        annotations = {**metadata.get("annotations", {}), _SECRETS_ANNOTATION: self.digest}
+        return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+    def _is_one_missed(self, observed: Observed) -> bool:
+        """Whether some pod waits for a Secret of ours that somebody has deleted: none is
+        watched."""
+        names = (internal_secret_name, fleet_secret_name)
+        ours = [f'secret "{name(self.owner)}"' for name in names]
+        return any(
+            name in container.waiting_message
+            for pod in observed.pods
+            for container in pod.containers
+            for name in ours
+        )
 
 
 async def adopt(cluster: Cluster, manifest: Body, live: Body) -> None:
@@ -231,7 +298,7 @@ def has_metadata(manifest: Body, live: Body) -> bool:
     return all(labels.get(name) == value for name, value in wanted.items())
 
 
-def _key(manifest: Manifest) -> ChildKey:
+def _key(manifest: Body) -> ChildKey:
     return ChildKey(manifest["kind"], manifest["metadata"]["name"])
 
 

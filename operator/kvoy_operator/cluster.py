@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kvoy_operator.api import APPLY_PATCH, MERGE_PATCH, PARTIAL_OBJECT, Api
-from kvoy_operator.api_errors import ApiRefusal
+from kvoy_operator.api_errors import ApiRefusal, ApiUnreachable
 from kvoy_operator.kinds import EVENT, SECRET, Kind, kind_of
 from kvoy_operator.observed import Body
 from kvoy_operator.record import Record, Ref, record_of
@@ -33,11 +33,14 @@ class Cluster:
         api: Api,
         on_put: Callable[[Record], object],
         on_gone: Callable[[Ref, str], object],
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_put` and `on_gone` are the store's."""
+        """`on_put` and `on_gone` are the store's. Nothing is written where `may_act` says no: that
+        is an ApiUnreachable."""
         self._api = api
         self._on_put = on_put
         self._on_gone = on_gone
+        self._may_act = may_act
 
     async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
         """The object as the server has it now; None: there is none."""
@@ -120,6 +123,7 @@ class Cluster:
         """Change labels or owners of an object and leave all else, its pod template above all."""
         kind, seen = kind_of(live["kind"]), live["metadata"]
         change = {"metadata": {**metadata, "uid": seen["uid"]}}
+        self._check_may_act()
         self.take_in(
             kind,
             await self._api.request(
@@ -139,6 +143,7 @@ class Cluster:
             "propagationPolicy": "Background",
             "preconditions": {"uid": uid},
         }
+        self._check_may_act()
         try:
             answer = await self._api.request("DELETE", kind.path(namespace, name), body=options)
         except ApiRefusal as error:
@@ -148,7 +153,7 @@ class Cluster:
             answer = {"kind": "Status"}
         if answer.get("kind") == "Status":
             self._on_gone(Ref(kind.name, namespace, name), uid)
-        else:
+        elif kind != SECRET:
             self.take_in(kind, answer)
 
     async def patch_status(self, body: Body, status: Mapping[str, Any]) -> None:
@@ -164,6 +169,7 @@ class Cluster:
             },
             "status": status,
         }
+        self._check_may_act()
         self.take_in(
             kind,
             await self._api.request(
@@ -179,6 +185,7 @@ class Cluster:
         self, manifest: Body, params: Mapping[str, str], *, is_real: bool = True
     ) -> None:
         kind, metadata = kind_of(manifest["kind"]), manifest["metadata"]
+        self._check_may_act()
         answer = await self._api.raw(
             "PATCH",
             kind.path(metadata["namespace"], metadata["name"]),
@@ -192,3 +199,8 @@ class Cluster:
     def take_in(self, kind: Kind, body: Body) -> None:
         """Let the store have an object as the server has just given it."""
         self._on_put(record_of(kind, body))
+
+    def _check_may_act(self) -> None:
+        """A process that was stopped for a while wakes in the middle of a reconcile."""
+        if not self._may_act():
+            raise ApiUnreachable("this operator leads no more")

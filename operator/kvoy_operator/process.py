@@ -120,7 +120,9 @@ class Operator:
         )
         await _until_answered(self._resync.run_once)
         options = config.render_options(secret)
-        cluster = Cluster(self._api, self._put_own, self._store.remove)
+        cluster = Cluster(
+            self._api, self._put_own, self._store.remove, lambda: self._election.may_act
+        )
         events = EventPost(self._api, self._identity)
         reporter, children = Reporter(cluster, events), Children(cluster)
         service = ServiceStory(self._store, cluster, children, reporter, options, self.metrics)

@@ -89,7 +89,7 @@ def service_rules(router_role_kind: str, router_role_name: str) -> list[Rule]:
             ROLE_BINDING,
         ),
         # Never read: what is in them is derived, and a stranger's stays a secret.
-        *_rules(("create", "patch"), SECRET),
+        *_rules(("create", "patch", "delete"), SECRET),
         # What is stuck says why in Events alone.
         *_rules(("create", "list"), EVENT),
         # To bind a role takes having its rights or this; it is for routers' accounts.

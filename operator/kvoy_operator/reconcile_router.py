@@ -10,7 +10,7 @@ from typing import Any
 from kvoy_contract.fleet import DEFAULT_WEIGHT
 from kvoy_operator import conditions
 from kvoy_operator.acceptance import Refusal, invalid, shadowed
-from kvoy_operator.children import Children, Outcome, misses_secret
+from kvoy_operator.children import Children, Outcome
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.errors import InvalidSpec
 from kvoy_operator.identity import router_name
@@ -50,7 +50,6 @@ class RouterStory:
         """Make the router what its spec says; see `reconcile.Story`."""
         body = self._store.custom(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._children.forget_secrets(key)
             self._news.forget(key)
             raise Gone
         try:
@@ -80,8 +79,6 @@ class RouterStory:
     ) -> Outcome:
         wanted = render_shared_router(router, services, self._options)
         observed = self._observe(key)
-        if misses_secret(key.name, observed):
-            self._children.forget_secrets(key)
         return await self._children.settle(body, wanted, observed, kept=())
 
     def _observe(self, key: Key) -> Observed:

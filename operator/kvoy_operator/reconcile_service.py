@@ -1,7 +1,7 @@
 """The story of a service: observe, decide, apply, report.
 
 Everything is decided upon what the store has, which includes the answers to the writes of the step
-before; nothing is remembered between two tellings but which Secrets have been applied.
+before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from kvoy_operator.acceptance import Refusal, invalid, refusal_of, shadowed
 from kvoy_operator.api_errors import ApiRefusal
-from kvoy_operator.children import Children, Outcome, Ownership, misses_secret, ownership
+from kvoy_operator.children import Children, Outcome, Ownership, ownership
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.conditions import RouterState
 from kvoy_operator.errors import InvalidSpec
@@ -100,7 +100,6 @@ class ServiceStory:
         body = self._store.custom(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._metrics.set_pools(key, {})
-            self._children.forget_secrets(key)
             self._news.forget(key)
             self._faulty_since_s.pop(key, None)
             raise Gone
@@ -181,8 +180,6 @@ class ServiceStory:
 
     async def _settle_surroundings(self, key: Key, body: Body, service: LLMService) -> Outcome:
         observed = self._observe(key, body)
-        if misses_secret(key.name, observed):
-            self._children.forget_secrets(key)
         kept = [ChildKey(each.kind, each.name) for each in observed.workloads]
         wanted = render_support(service, self._options)
         return await self._children.settle(body, wanted, observed, kept)

@@ -82,7 +82,8 @@ def test_whatever_is_watched_may_be_watched_and_secrets_may_not_be_read() -> Non
     for kind in (*WATCHED, *OPTIONAL):
         for verb in ("get", "list", "watch"):
             assert (kind.group, kind.plural, verb) in granted
-    assert {verb for _, resource, verb in granted if resource == "secrets"} == {"create", "patch"}
+    secrets = {verb for _, resource, verb in granted if resource == "secrets"}
+    assert secrets == {"create", "patch", "delete"}
 
 
 def test_only_the_routers_role_may_be_bound() -> None:

@@ -1,6 +1,6 @@
 """A real operator behind a proxy that fails: it always gets there, and disturbs no engine.
 
-`KVOY_OUTAGE_S` sets how long the API server is away; a leader gives up after ten seconds.
+`KVOY_OUTAGE_S` sets how long the API server is away; a leader gives up after eight seconds.
 """
 
 from __future__ import annotations

@@ -74,6 +74,9 @@ class _Server:
             return self.put(path, options["body"])
         if path not in self.objects:
             raise ApiRefusal(404, "NotFound", f"{path} not found")
+        if method == "DELETE":
+            del self.objects[path]
+            return {"kind": "Status"}
         return self.objects[path]
 
     async def raw(self, method: str, path: str, **options: Any) -> bytes:
@@ -185,14 +188,67 @@ async def test_a_secret_of_ours_that_was_changed_is_repaired_once(change: dict[s
     server, store = _Server(), Store()
     changed = _secret(**change) | {"data": {"secret": "ZHJpZnQ="}}
     server.put(SECRET.path("team", "qwen-internal"), changed)
-    children = _children(server, store)
 
-    for _ in range(2):
-        outcome = await children.settle(_OWNER, [_secret()], store.observed(_KEY), ())
-        assert outcome.refusals == ()
+    # Each time by another process.
+    refusals = [await _settle(server, store, _secret(), _service()) for _ in range(3)]
 
+    assert refusals == [()] * 3
     assert [each["data"] for each in server.secrets] == [{"secret": "b3Vycw=="}]
-    assert len(server.writes) == 3  # a try to create it, a look and a write
+    # Of the Secret a try to create it, a look and a write; and the Service.
+    assert len(server.writes) == 4
+
+
+async def test_secrets_are_applied_again_when_they_change_or_their_mark_goes() -> None:
+    server, store = _Server(), Store()
+    await _settle(server, store, _secret(), _service())
+    num_writes = len(server.writes)
+
+    await _settle(server, store, _secret() | {"data": {"secret": "bmV3"}}, _service())
+
+    assert [each["data"] for each in server.secrets] == [{"secret": "bmV3"}]
+    assert len(server.writes) == num_writes + 3  # a look, the Secret, and the Service's mark
+
+    path = SERVICE.path("team", "qwen")
+    bare = dict(server.objects[path]["metadata"]["annotations"])
+    bare.pop("kvoy.dev/secrets")
+    unmarked = server.put(path, _service(annotations=bare))
+    store.put(record_of(SERVICE, unmarked))
+    server.objects.pop(SECRET.path("team", "qwen-internal"))
+    await _settle(server, store, _secret() | {"data": {"secret": "bmV3"}}, _service())
+
+    assert [each["data"] for each in server.secrets] == [{"secret": "bmV3"}]
+
+
+async def test_secrets_that_could_not_be_applied_are_not_marked_as_if_they_were() -> None:
+    server, store = _Server(), Store()
+    theirs = _secret(ownerReferences=[], labels={})
+    path = SECRET.path("team", "qwen-internal")
+    server.put(path, theirs)
+
+    (refusal,) = await _settle(server, store, _secret(), _service())
+    assert refusal.reason == "NameClash"
+    server.objects.pop(path)
+
+    assert await _settle(server, store, _secret(), _service()) == ()
+    assert path in server.objects
+
+
+async def test_the_secret_of_a_router_goes_with_it_and_a_strangers_stays() -> None:
+    for is_ours in (True, False):
+        server, store = _Server(), Store()
+        fleet = _secret()
+        fleet["metadata"]["name"] = "qwen-fleet"
+        if not is_ours:
+            fleet["metadata"] |= {"labels": {}, "ownerReferences": []}
+        secret_path = SECRET.path("team", "qwen-fleet")
+        server.put(secret_path, fleet)
+        router = {**_service("qwen-router"), "kind": "Deployment", "apiVersion": "apps/v1"}
+        await _settle(server, store, router)
+
+        await _settle(server, store, _service())
+
+        assert DEPLOYMENT.path("team", "qwen-router") not in server.objects
+        assert (secret_path not in server.objects) is is_ours
 
 
 async def test_a_secret_of_a_namesake_that_is_gone_is_waited_for() -> None:
@@ -204,6 +260,25 @@ async def test_a_secret_of_a_namesake_that_is_gone_is_waited_for() -> None:
 
     assert outcome.requeue_after_s is not None
     assert outcome.refusals == ()
+
+
+async def test_who_leads_no_more_writes_nothing() -> None:
+    server, store = _Server(), Store()
+    cluster = Cluster(cast(Api, server), store.put, store.remove, may_act=lambda: False)
+    live = {**_service(), "metadata": {**_service()["metadata"], "uid": "1"}}
+
+    for write in (
+        cluster.create(_service()),
+        cluster.apply(_service()),
+        cluster.scale(DEPLOYMENT, "team", "qwen", "1", 2),
+        cluster.merge_metadata(live, {"labels": {}}),
+        cluster.delete(SERVICE, "team", "qwen", "1"),
+        cluster.patch_status({**_OWNER, "kind": "LLMService"}, {}),
+    ):
+        with pytest.raises(ApiUnreachable, match="leads no more"):
+            await write
+
+    assert server.writes == []
 
 
 async def test_one_refused_child_does_not_hold_up_the_others() -> None:

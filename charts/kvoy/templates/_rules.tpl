@@ -40,7 +40,7 @@
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [create, patch]
+  verbs: [create, patch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, list]

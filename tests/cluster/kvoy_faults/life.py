@@ -234,10 +234,8 @@ class Life:
     async def _check_calm(self) -> None:
         """What is settled is left alone."""
         core = self._core
-        for _ in range(2):
-            # At the first look a new operator applies the Secrets, which it may not read.
-            core.api.arm(None, is_applied=False)
-            await core.look_again()
+        core.api.arm(None, is_applied=False)
+        await core.look_again()
         assert not core.api.writes, core.api.writes
 
     async def _state(self) -> dict[str, Any]:
