@@ -16,7 +16,7 @@ from kvoy_router.pool import Pool
 SECRET = "fleet-secret"
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Wait until the condition holds. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (conditions are about sockets, nobody signals them)

@@ -19,7 +19,7 @@ from kvoy_engine.build import build_core
 from kvoy_engine.testing_server import HookedRunner, RunningEngine, running_engine, sim_config
 
 MODEL = "sim"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -404,7 +404,7 @@ async def answer_to(engine: RunningEngine, data: bytes) -> bytes:
     """All that the engine says to `data` until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", engine.server.http_port)
     writer.write(data)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     writer.close()
     return answer

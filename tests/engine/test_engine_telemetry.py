@@ -22,7 +22,7 @@ from kvoy_engine import watch
 from kvoy_engine.testing_server import RunningEngine, running_engine, sim_config
 
 SECRET = "s3cret"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Router:

@@ -50,7 +50,7 @@ async def start_router() -> AsyncIterator[StartRouter]:
 
 
 async def until_ready(port: int) -> None:
-    async with asyncio.timeout(20), httpx.AsyncClient() as client:
+    async with asyncio.timeout(60), httpx.AsyncClient() as client:
         while True:
             try:
                 answer = await client.get(f"http://127.0.0.1:{port}/ready")
