@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_S = 2.0
-_TURN_S = 2.0
-"""So long a reconcile is the only one that has begun so lately: ten times what one takes. Several
+_TURN_S = 5.0
+"""So long a reconcile is the only one that has begun so lately: many times what one takes. Several
 at once are each slower by as much on a busy API server, and nothing is done earlier."""
 _LOOK_S = 10.0
 """Between two looks whether a watch began anew."""
