@@ -2,7 +2,8 @@
 ends where an undisturbed one does, and nothing is missing on the way.
 
 Each write is tried before or after the server has carried it out, in turn; with KVOY_FAULTS=all
-both ways, which takes twice as long. Of groups, whose pods take longest, it is every third write.
+both ways, which takes twice as long. Of groups, whose pods take longest, it is every third write,
+with KVOY_FAULTS=all every one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from kvoy_cluster.fixtures import apply_kvoy_crds
 from kvoy_faults.life import CREATE, EDIT_BACK, ROLL_OUT, Shape, Told
 from kvoy_faults.world import live_with_every_death, make_world
 
-pytestmark = pytest.mark.slow
-
 _NUM_AT_ONCE = 6
 _ON_BOTH_SIDES = os.environ.get("KVOY_FAULTS") == "all"
+_HOUR_S = 3600
+
+pytestmark = [pytest.mark.slow, *([pytest.mark.timeout(_HOUR_S)] if _ON_BOTH_SIDES else [])]
+
 _SIM = {"engine": {"kind": "sim"}}
 _PLAIN = Shape("plain", {})
 _PREFILL = Shape("prefill", {**_SIM, "prefill": {"replicas": 2}})
