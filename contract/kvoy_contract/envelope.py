@@ -16,9 +16,16 @@ from kvoy_contract.errors import BadRequest
 
 
 class ResumeState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The output so far of a request that began on another engine, one list per choice."""
+    """How far a request has come on another engine, as its client was told."""
 
     output_ids: list[list[int]]
+    """One list per choice."""
+    begun: list[int] = []
+    """Choices that have said something, with ids or without: their role, their echo."""
+    ended: list[int] = []
+    """Choices whose finish reason has been told: nothing more is said of them."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the first engine found in its cache, for the usage; None: not told."""
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,9 +45,14 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int | None = None
     """For a request without a seed of its own, so that another engine can continue it."""
     want_token_ids: bool = False
-    """Put each chunk's token ids before it, as `sse.TOKEN_IDS_COMMENT`."""
+    """Close each write with the token ids that it says, as `sse.token_ids_event`."""
     resume: ResumeState | None = None
     transfer_id: str = ""
+    answer_id: str = ""
+    """What the answer's `id` is made of, so that another engine goes on under the same one; empty:
+    the request's id."""
+    created: int = 0
+    """The answer's `created`, seconds since 1970; 0: the engine's own time."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -5,23 +5,26 @@ event ends at an empty line; several `data` lines are joined by LF; a line that 
 is a comment. Fields other than `data` are passed over. `SseEvent.raw` holds an event's bytes as
 they came, so that a proxy forwards them untouched.
 
-A native engine puts a chunk's token ids before it, as a comment line of the same event:
+A native engine that is asked for token ids says them in an event of a comment alone, behind the
+chunks of one write:
 
-    : kvoy-ids <choice> <id>,<id>,...
+    : kvoy-ids <choice> <id>,<id>,...[;<choice> <id>,...]
 
-Comments that begin with `: kvoy-` are between router and engine; `public` removes them.
+It closes that write: what the chunks before it say of a choice is exactly these ids, so another
+engine that is given all ids up to here goes on behind those chunks. A `!` behind the ids marks a
+choice whose finish reason is among them. A choice that has begun without any id has an empty list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvoy_contract.errors import ApiError, UpstreamFailed
 
 DONE = b"data: [DONE]\n\n"
 DONE_PAYLOAD = b"[DONE]"
-INTERNAL_COMMENT = b": kvoy-"
 TOKEN_IDS_COMMENT = b": kvoy-ids "
 MAX_EVENT_BYTES = 8 << 20
 """An event that grows beyond it is an error: a broken peer must not fill the memory."""
@@ -41,20 +44,43 @@ def error_event(error: ApiError) -> bytes:
     return data_event(error.to_json())
 
 
-def token_ids_comment(choice: int, token_ids: Sequence[int]) -> bytes:
-    """The comment line, to stand directly before the `data` line of the same event."""
-    return TOKEN_IDS_COMMENT + b"%d %s\n" % (choice, ",".join(map(str, token_ids)).encode())
+class ChoiceIds(NamedTuple):
+    """What the chunks of one write say of one choice."""
+
+    choice: int
+    token_ids: Sequence[int]
+    is_ended: bool = False
+    """Whether they tell its finish reason."""
 
 
-def parse_token_ids_comment(line: bytes) -> tuple[int, list[int]] | None:
-    """(choice, token ids) of such a comment line; None for any other line.
+def token_ids_event(choices: Iterable[ChoiceIds]) -> bytes:
+    """The event that closes a write; see the module's text."""
+    parts = [
+        b"%d %s%s" % (choice, ",".join(map(str, ids)).encode(), b"!" if is_ended else b"")
+        for choice, ids, is_ended in choices
+    ]
+    return TOKEN_IDS_COMMENT + b";".join(parts) + b"\n\n"
+
+
+def parse_token_ids(text: bytes) -> list[ChoiceIds]:
+    """What follows `TOKEN_IDS_COMMENT` in its line. Raises ValueError where it is malformed."""
+    found = []
+    for part in text.strip().split(b";"):
+        choice, _, ids = part.partition(b" ")
+        is_ended = ids.endswith(b"!")
+        numbers = ids.removesuffix(b"!").split(b",")
+        found.append(ChoiceIds(int(choice), [int(i) for i in numbers if i], is_ended))
+    return found
+
+
+def parse_token_ids_comment(line: bytes) -> list[ChoiceIds] | None:
+    """The token ids in such a comment line; None for any other line.
 
     Raises ValueError for one that is malformed.
     """
     if not line.startswith(TOKEN_IDS_COMMENT):
         return None
-    choice, _, ids = line[len(TOKEN_IDS_COMMENT) :].strip().partition(b" ")
-    return int(choice), [int(token_id) for token_id in ids.split(b",") if token_id]
+    return parse_token_ids(line[len(TOKEN_IDS_COMMENT) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +95,6 @@ class SseEvent:
     @property
     def is_done(self) -> bool:
         return self.data == DONE_PAYLOAD
-
-    @property
-    def public(self) -> bytes:
-        """`raw` without the comments between router and engine; empty when nothing else is left."""
-        if not any(comment.startswith(INTERNAL_COMMENT) for comment in self.comments):
-            return self.raw
-        lines = self.raw.splitlines(keepends=True)
-        kept = [line for line in lines if not line.startswith(INTERNAL_COMMENT)]
-        return b"".join(kept) if any(line.strip(b"\r\n") for line in kept) else b""
 
 
 class SseParser:

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from kvoy_contract import envelope as envelopes
 from kvoy_contract import names
+from kvoy_contract.sse import ChoiceIds, token_ids_event
 from kvoy_contract.testing_script import (
     Fault,
     ReceivedRequest,
@@ -220,8 +221,11 @@ class FakeEngine(FakeTelemetry):
             )
         )
         is_chat = request.path == names.CHAT_COMPLETIONS_PATH
-        wants_ids = request.envelope is not None and request.envelope.want_token_ids
-        for index, piece in enumerate(script.pieces):
+        envelope = request.envelope
+        wants_ids = envelope is not None and envelope.want_token_ids
+        resume = envelope.resume if envelope is not None else None
+        num_told = 0 if resume is None else len(resume.output_ids[0])
+        for index, piece in enumerate(script.pieces[num_told:], num_told):
             if index and script.gap_s:
                 await asyncio.sleep(script.gap_s)
             if script.fault is Fault.RESET_AFTER_HEAD or (
@@ -236,9 +240,10 @@ class FakeEngine(FakeTelemetry):
                 await asyncio.Event().wait()
             choice: dict[str, Any] = {"index": 0, "finish_reason": None}
             choice |= {"delta": {"content": piece}} if is_chat else {"text": piece}
-            event = b": kvoy-ids 0 %d\n" % (index + 1) if wants_ids else b""
-            event += b"data: " + json.dumps(chunk(is_chat, fields, [choice])).encode()
-            writer.write(_framed(event + b"\n\n"))
+            event = b"data: %b\n\n" % json.dumps(chunk(is_chat, fields, [choice])).encode()
+            if wants_ids:
+                event += token_ids_event([ChoiceIds(0, [index + 1])])
+            writer.write(_framed(event))
             await writer.drain()
         end: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
         end["delta" if is_chat else "text"] = {} if is_chat else ""

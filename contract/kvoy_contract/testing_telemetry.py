@@ -43,6 +43,8 @@ class FakeTelemetry(pb_grpc.TelemetryServicer):
         identity: str | None = None,
         secret: str = "",
         envelope: bool = True,
+        resume: bool = False,
+        numerics: str = "",
         engine_kind: str = "kvoy",
         max_num_seqs: int = 64,
         num_blocks: int = 1024,
@@ -85,10 +87,15 @@ class FakeTelemetry(pb_grpc.TelemetryServicer):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=2048,
             tokenizer_digest=self.tokenizer.digest,
+            numerics=numerics,
             engine_kind=engine_kind,
             engine_version="0",
             capabilities=pb.Capabilities(
-                envelope=envelope, token_ids=envelope, cache_salt=True, admitted_through=envelope
+                envelope=envelope,
+                token_ids=envelope,
+                resume=resume,
+                cache_salt=True,
+                admitted_through=envelope,
             ),
         )
         self._telemetry_port = telemetry_port

@@ -34,7 +34,10 @@ def plain_echo(prepared: PreparedRequest, job: PromptJob, encoder: PromptEncoder
     if not prepared.echoes:
         return Echo()
     if prepared.request.num_logprobs is not None:
-        return None
+        if not prepared.has_begun(job.first_index):
+            return None
+        # Told by another engine; offsets go on behind it.
+        return scored_echo(prepared, job, encoder, [None] * len(job.token_ids))
     if job.text is not None:
         return Echo(job.text)
     return Echo(encoder.decode(job.token_ids, prepared.request.skip_special_tokens))
@@ -81,16 +84,19 @@ class ChoiceText:
         self._num_chars = 0
         """Of the choice's own text that has been shown."""
         self._unshown: deque[ScoredToken] = deque()
+        self._untold_ids: list[int] = []
+        self.is_resumed = prepared.has_begun(self.index)
+        """Whether another engine has said something of it."""
+        self.has_told_end = prepared.has_ended(self.index)
+        """Whether another engine has told its finish reason."""
         if resumed := prepared.resumed_ids(self.index):
             self._replay(resumed, job)
+        if self.has_told_end and self.finish_reason is None:
+            self.finish_reason = "stop"  # told already, whatever it was: it is not said again
 
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
-
-    @property
-    def is_resumed(self) -> bool:
-        return self.num_resumed > 0
 
     @property
     def num_new_tokens(self) -> int:
@@ -120,9 +126,20 @@ class ChoiceText:
             piece.text += self._show(self._detokenizer.finish().text)
             self.finish_reason = _FINISH[out.finish_reason]
         self.num_tokens += len(piece.token_ids)
-        piece.scored += self._take_scored(is_whole=self.is_finished and not delta.stopped)
+        taken = self._take_scored(is_whole=self.is_finished and not delta.stopped)
+        piece.scored += taken
         piece.finish_reason = self.finish_reason
+        piece.told_ids = self._told_ids(piece, None if out.logprobs is None else len(taken))
         return piece
+
+    def _told_ids(self, piece: Piece, num_scored: int | None) -> list[int]:
+        """All new ids; where logprobs are told, those whose logprobs have been."""
+        if num_scored is None and not self._untold_ids:
+            return piece.token_ids
+        ids = self._untold_ids + piece.token_ids
+        num_told = len(ids) if piece.finish_reason is not None else num_scored or 0
+        self._untold_ids = ids[num_told:]
+        return ids[:num_told]
 
     def _begin(self, echo: Echo) -> Piece:
         if self._echo is not None:

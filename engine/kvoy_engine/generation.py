@@ -91,6 +91,10 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
+        """As the client is told: of a request that began elsewhere, what was found there."""
+        resume = self._prepared.resume
+        if resume is not None and resume.cached_tokens is not None:
+            return resume.cached_tokens
         return sum(prompt.num_cached_tokens for prompt in self._prompts)
 
     @property
@@ -114,9 +118,13 @@ class Generation:
 
     def opening_pieces(self) -> list[Piece]:
         """What is there before any step: the end of choices that a resumed request brought
-        complete.
+        complete, unless the client knows it.
         """
-        return [choice.end_piece() for choice in self._choices if choice.is_finished]
+        return [
+            choice.end_piece()
+            for choice in self._choices
+            if choice.is_finished and not choice.has_told_end
+        ]
 
     async def next_pieces(self, stream: OutputStream) -> list[Piece]:
         """What the next step outputs say; only while unfinished.

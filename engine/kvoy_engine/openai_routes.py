@@ -29,6 +29,7 @@ from kvoy_contract.errors import (
     Unavailable,
 )
 from kvoy_contract.openai_responses import CompletionUsage
+from kvoy_contract.sse import ChoiceIds
 from kvoy_engine import asgi
 from kvoy_engine.asgi import ClientGone, Headers, Receive, Scope, Send
 from kvoy_engine.client_watch import fail_when_client_leaves
@@ -264,8 +265,13 @@ class _Exchange:
     ) -> None:
         self._prepared = prepared
         self.generation = generation
+        answer_id, created = self.request_id, 0
+        if self.envelope is not None:
+            answer_id, created = self.envelope.answer_id or answer_id, self.envelope.created
         head = ResponseHead(
-            _ID_PREFIX[self.endpoint] + self.request_id, int(time.time()), service.model.names[0]
+            _ID_PREFIX[self.endpoint] + answer_id,
+            created or int(time.time()),
+            service.model.names[0],
         )
         with_logprobs = prepared.request.num_logprobs is not None
         encoder = service.model.encoder
@@ -289,9 +295,15 @@ class _Exchange:
         assert self._prepared is not None
         assert self._responder is not None
         usage = self._chunk_usage()
-        if not self._prepared.wants_token_ids:
-            return b"".join([self._responder.chunk(piece, usage) for piece in pieces])
-        return b"".join([self._with_token_ids(piece, usage) for piece in pieces])
+        chunks = [self._responder.chunk(piece, usage) for piece in pieces]
+        if pieces and self._prepared.wants_token_ids:
+            chunks.append(
+                sse.token_ids_event(
+                    ChoiceIds(piece.index, piece.told_ids, piece.finish_reason is not None)
+                    for piece in pieces
+                )
+            )
+        return b"".join(chunks)
 
     def encode_end(self) -> bytes:
         assert self._prepared is not None
@@ -305,14 +317,6 @@ class _Exchange:
         assert self._responder is not None
         assert self.generation is not None
         return self._responder.body(merge_pieces(pieces), self.generation.usage)
-
-    def _with_token_ids(self, piece: Piece, usage: CompletionUsage | UnsetType | None) -> bytes:
-        assert self._responder is not None
-        chunk = self._responder.chunk(piece, usage)
-        if not piece.token_ids:
-            return chunk
-        # Ids whose text is held back still travel, as an event of a comment alone.
-        return sse.token_ids_comment(piece.index, piece.token_ids) + (chunk or b"\n")
 
     def _chunk_usage(self) -> CompletionUsage | UnsetType | None:
         assert self._prepared is not None

@@ -28,5 +28,8 @@ class Piece:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     """Newly generated, whether or not their text is in this piece."""
+    told_ids: list[int] = field(default_factory=list)
+    """What this piece settles: with these another engine goes on behind it, saying nothing twice
+    and leaving nothing out. Tokens whose logprobs are held back with their text are not in yet."""
     scored: list[ScoredToken] = field(default_factory=list)
     finish_reason: str | None = None

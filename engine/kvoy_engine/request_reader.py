@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvoy_contract.blocks import unpack_tokens
-from kvoy_contract.envelope import Envelope
+from kvoy_contract.envelope import Envelope, ResumeState
 from kvoy_contract.errors import BadRequest
 from kvoy_contract.openai_parse import parse_chat, parse_completion
 from kvoy_contract.openai_requests import (
@@ -64,11 +64,23 @@ class PreparedRequest:
     def echoes(self) -> bool:
         return isinstance(self.request, CompletionRequest) and self.request.echo
 
+    @property
+    def resume(self) -> ResumeState | None:
+        """How far another engine has come; None for a request that begins."""
+        return None if self.envelope is None else self.envelope.resume
+
     def resumed_ids(self, choice: int) -> list[int]:
         """What another engine has generated for a choice; empty for a request that begins."""
-        if self.envelope is None or self.envelope.resume is None:
-            return []
-        return self.envelope.resume.output_ids[choice]
+        return [] if self.resume is None else self.resume.output_ids[choice]
+
+    def has_begun(self, choice: int) -> bool:
+        """Whether another engine has said something of it."""
+        resume = self.resume
+        return resume is not None and (bool(resume.output_ids[choice]) or choice in resume.begun)
+
+    def has_ended(self, choice: int) -> bool:
+        """Whether another engine has told its finish reason."""
+        return self.resume is not None and choice in self.resume.ended
 
 
 class RequestReader:
@@ -98,10 +110,11 @@ class RequestReader:
             )
             for number, token_ids in enumerate(prompts)
         )
-        _check_resume(request, jobs, envelope, self._model.limits.vocab_size)
-        return PreparedRequest(
+        prepared = PreparedRequest(
             endpoint, request, jobs, self._model.seed_hash(request.cache_salt), envelope
         )
+        _check_resume(prepared, self._model.limits.vocab_size)
+        return prepared
 
     def _prompts(self, request: GenerationRequest, envelope: Envelope | None) -> list[list[int]]:
         """Token ids of every prompt: the router's, when its tokenizer is ours, else our own."""
@@ -200,19 +213,26 @@ def _prompt_texts(request: GenerationRequest, num_prompts: int) -> Sequence[str 
     return [None] * num_prompts
 
 
-def _check_resume(
-    request: GenerationRequest,
-    jobs: Sequence[PromptJob],
-    envelope: Envelope | None,
-    vocab_size: int,
-) -> None:
+def _check_resume(prepared: PreparedRequest, vocab_size: int) -> None:
     """A resumed request brings one list of ids for every choice, none longer than its limit."""
-    if envelope is None or envelope.resume is None:
+    resume, request, jobs = prepared.resume, prepared.request, prepared.jobs
+    if resume is None:
         return
-    lists = envelope.resume.output_ids
+    lists = resume.output_ids
     if len(lists) != request.n * len(jobs):
         raise BadRequest("`resume` must have one list of ids for every choice.", param="resume")
     for index, output_ids in enumerate(lists):
         check_token_ids(output_ids, vocab_size, "resume")
         if len(output_ids) > jobs[index // request.n].params.max_tokens:
             raise BadRequest("`resume` is longer than the output limit.", param="resume")
+    if not all(0 <= choice < len(lists) for choice in (*resume.begun, *resume.ended)):
+        raise BadRequest("`resume` names a choice that there is not.", param="resume")
+    if prepared.echoes and request.num_logprobs is not None:
+        for job in jobs:
+            choices = range(job.first_index, job.first_index + request.n)
+            if len({prepared.has_begun(choice) for choice in choices}) > 1:
+                # Only a choice that begins brings the prompt's logprobs, for all of them.
+                raise BadRequest(
+                    "`resume` has begun some choices of a scored echo and not others.",
+                    param="resume",
+                )

@@ -33,6 +33,7 @@ from kvoy_contract.openai import (
     parse_tokenize,
 )
 from kvoy_router.asgi_bridge import AsgiApp, run_asgi
+from kvoy_router.breaker import Breakers
 from kvoy_router.dispatch import Dispatcher
 from kvoy_router.http_message import JSON_TYPE, Request
 from kvoy_router.http_response import Response
@@ -181,7 +182,12 @@ class Api:
 
 
 def make_admin_app(
-    pool: Pool, dispatcher: Dispatcher, metrics: Metrics, now_s: Callable[[], float], version: str
+    pool: Pool,
+    dispatcher: Dispatcher,
+    breakers: Breakers,
+    metrics: Metrics,
+    now_s: Callable[[], float],
+    version: str,
 ) -> FastAPI:
     """Metrics, debug routes and the generated docs."""
     app = FastAPI(
@@ -202,7 +208,12 @@ def make_admin_app(
         return _json(
             {
                 "router_id": pool.router_id,
-                "engines": pool.describe_endpoints(now_s()),
+                "engines": [
+                    described | {"breaker": breakers.state(endpoint, now_s())}
+                    for endpoint, described in zip(
+                        pool.endpoints, pool.describe_endpoints(now_s()), strict=True
+                    )
+                ],
                 "pairs": pairs(pool.endpoints),
             }
         )

@@ -17,10 +17,13 @@ from importlib.metadata import version
 
 from kvoy_contract.errors import ApiError
 from kvoy_router.api import Api, make_admin_app
+from kvoy_router.breaker import BreakerLimits, Breakers
 from kvoy_router.config import RouterConfig
 from kvoy_router.dispatch import Dispatcher
+from kvoy_router.failover import FailoverLimits
 from kvoy_router.fleet import Fleet
 from kvoy_router.found import FoundEngine
+from kvoy_router.health_watch import HealthWatch
 from kvoy_router.http_client import ClientPool
 from kvoy_router.http_server import HttpServer
 from kvoy_router.metrics import Metrics, ServerGauges
@@ -28,6 +31,7 @@ from kvoy_router.policies import make_policy
 from kvoy_router.pool import Pool, PoolConfig
 from kvoy_router.prompts import Prompts
 from kvoy_router.proxy import Proxy, ProxyOptions
+from kvoy_router.retry_budget import RetryBudget
 from kvoy_router.sources import Sources
 from kvoy_router.telemetry import TelemetryClient, TelemetryOptions
 
@@ -35,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _INDEX_ENTRY_BYTES = 160
 _PRUNE_S = 1.0
+_LONGEST_BREAK_S = 30.0
 
 
 class Router:
@@ -61,7 +66,19 @@ class Router:
         self.prompts = Prompts()
         self.metrics = Metrics()
         self.clients = ClientPool(config.client_limits)
-        self.dispatcher = Dispatcher(self.pool, self.prompts, self._now_s, config.decisions_kept)
+        self.breakers = Breakers(
+            BreakerLimits(config.breaker_failures, config.breaker_pause_s, _LONGEST_BREAK_S)
+        )
+        self.dispatcher = Dispatcher(
+            self.pool, self.prompts, self.breakers, self._now_s, config.decisions_kept
+        )
+        self._budgets = (
+            RetryBudget(config.retry_share, config.retry_burst),
+            RetryBudget(config.retry_share, config.retry_burst),
+        )
+        self._health = HealthWatch(
+            self.pool, self.clients, self.breakers, self._now_s, config.hang_timeout_s
+        )
         self._telemetry_options = TelemetryOptions(
             router_id, version("kvoy"), silence_s=config.stale_after_s
         )
@@ -73,18 +90,28 @@ class Router:
         if config.admin_port is not None:
             self.admin_server = HttpServer(api.serve_admin, config.http_limits)
         self.metrics.observe(self.pool, self._gauges, self._now_s)
+        self.metrics.failover.observe(self.pool, self.breakers, self._budgets, self._now_s)
 
     def _make_api(self, router_id: str) -> Api:
         config = self.config
         options = ProxyOptions(
             router_id=router_id,
             response_headers=config.response_headers,
-            max_retries=config.max_retries,
             request_timeout_s=config.request_timeout_s,
+            failover=FailoverLimits(config.max_retries, config.max_resumes),
+            max_progress_bytes=config.max_resume_kib * 1024,
         )
-        proxy = Proxy(self.dispatcher, self.clients, self.metrics, options, self._now_s)
+        proxy = Proxy(
+            self.dispatcher,
+            self.clients,
+            self.breakers,
+            self.metrics,
+            options,
+            self._budgets,
+            self._now_s,
+        )
         admin = make_admin_app(
-            self.pool, self.dispatcher, self.metrics, self._now_s, version("kvoy")
+            self.pool, self.dispatcher, self.breakers, self.metrics, self._now_s, version("kvoy")
         )
         return Api(
             proxy,
@@ -142,6 +169,7 @@ class Router:
         helpers = [
             *(asyncio.create_task(run, name=name) for name, run in self.sources.runs()),
             asyncio.create_task(self._prune(), name="prune"),
+            asyncio.create_task(self._health.run(), name="health watch"),
         ]
         for task in helpers:
             task.add_done_callback(_tell_failure)

@@ -107,6 +107,37 @@ class RouterConfig:
     max_retries: int = setting(
         2, help="further engines to try when one fails before the client has seen a byte"
     )
+    max_resumes: int = setting(
+        2,
+        help="further engines that may go on with a stream whose engine has died or hangs; 0: the "
+        "client is told, and engines are not asked for token ids",
+    )
+    max_resume_kib: int = setting(
+        512,
+        help="memory for the token ids of one stream, about 7 bytes each, in KiB; beyond it the "
+        "stream cannot be resumed",
+    )
+    hang_timeout_s: float = setting(
+        3.0,
+        help="seconds without a heartbeat of an engine, and without a byte of an answer, until its "
+        "requests go to another one; also the least that a step may take",
+    )
+    retry_share: float = setting(
+        0.2,
+        help="retries, and likewise resumes, for each request: they stay this share of the traffic",
+    )
+    retry_burst: int = setting(
+        1024,
+        help="retries, and likewise resumes, at once: the loss of an engine with all its requests",
+    )
+    breaker_failures: int = setting(
+        3,
+        help="failures in a row after which an engine gets nothing for a while; 0: it always does",
+    )
+    breaker_pause_s: float = setting(
+        1.0,
+        help="seconds until an engine that failed so is tried again; doubled each time, up to 30",
+    )
     request_timeout_s: float = setting(
         600.0, help="seconds that a request may take as a whole; 504 beyond"
     )
@@ -180,7 +211,17 @@ class RouterConfig:
                 raise ValueError(f"{field.name}: must be above 0, not {value:g}")
             if field.name.endswith("_mib") and value < 1:
                 raise ValueError(f"{field.name}: must be at least 1, not {value}")
-        for name, least in (("max_retries", 0), ("max_connections", 1), ("decisions_kept", 0)):
+        if not 0 <= self.retry_share <= 1:
+            raise ValueError(f"retry_share: must be from 0 to 1, not {self.retry_share:g}")
+        for name, least in (
+            ("max_retries", 0),
+            ("max_resumes", 0),
+            ("max_resume_kib", 1),
+            ("retry_burst", 0),
+            ("breaker_failures", 0),
+            ("max_connections", 1),
+            ("decisions_kept", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: must be at least {least}")
 

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from kvoy_contract import envelope as envelopes
-from kvoy_contract.errors import Unavailable
+from kvoy_contract.envelope import ResumeState
+from kvoy_contract.errors import ApiError, Unavailable
 from kvoy_contract.names import CHAT_COMPLETIONS_PATH
 from kvoy_contract.openai import (
     ChatCompletionRequest,
@@ -23,11 +24,13 @@ from kvoy_contract.openai import (
 )
 from kvoy_contract.prompt import PromptEncoder
 from kvoy_router.affinity import affinity_of
+from kvoy_router.breaker import Breakers, pick_around
 from kvoy_router.decision import Decision
-from kvoy_router.endpoint import EngineInfo
+from kvoy_router.endpoint import Endpoint, EngineInfo
 from kvoy_router.pool import Pool
 from kvoy_router.prompts import EncodedPrompt, Hashing, Prompts, guess
 from kvoy_router.request import InferenceRequest
+from kvoy_router.stream_progress import StreamProgress
 
 _UNUSED_STRIDE = 64
 """Of a request without hashes."""
@@ -47,8 +50,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     """Drawn here when the client gave none, so that every engine would draw the same tokens."""
     inference: InferenceRequest
 
-    def envelope(self, router_id: str, decision: Decision) -> bytes:
-        """The body for an engine that takes envelopes."""
+    def envelope(
+        self, router_id: str, decision: Decision, progress: StreamProgress | None = None
+    ) -> bytes:
+        """The body for an engine that takes envelopes; with `progress` it says its token ids, and
+        goes on where the progress says so."""
         envelope = envelopes.Envelope(
             router_id=router_id,
             number=decision.lease.number,
@@ -58,6 +64,10 @@ class Job(msgspec.Struct, frozen=True, gc=False):
             token_ids=self.prompt.packed,
             tokenizer_digest=self.prompt.digest,
             seed=self.seed,
+            want_token_ids=progress is not None,
+            resume=None if progress is None else progress.resume,
+            answer_id="" if progress is None else progress.answer_id,
+            created=0 if progress is None else progress.created,
         )
         return envelopes.encode(envelope, self.body)
 
@@ -66,10 +76,16 @@ class Dispatcher:
     """Turns bodies into jobs and jobs into decisions, and remembers the latest decisions."""
 
     def __init__(
-        self, pool: Pool, prompts: Prompts, now_s: Callable[[], float], decisions_kept: int = 1000
+        self,
+        pool: Pool,
+        prompts: Prompts,
+        breakers: Breakers,
+        now_s: Callable[[], float],
+        decisions_kept: int = 1000,
     ) -> None:
         self._pool = pool
         self._prompts = prompts
+        self._breakers = breakers
         self._now_s = now_s
         self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
 
@@ -144,7 +160,35 @@ class Dispatcher:
 
     def pick(self, job: Job, exclude: frozenset[str]) -> Decision:
         """Raises as `Pool.pick`; whoever called it releases the decision's lease."""
-        decision = self._pool.pick(job.inference, self._now_s(), exclude)
+        return self._pick(job.inference, exclude)
+
+    def pick_to_resume(
+        self, job: Job, exclude: frozenset[str], began: EngineInfo, resume: ResumeState
+    ) -> Decision:
+        """An engine that goes on with what `began` has said so far, exactly if there is one.
+
+        Raises as `pick`.
+        """
+        inference, num_tokens = job.inference, max(map(len, resume.output_ids))
+        limit = inference.max_tokens
+        inference = msgspec.structs.replace(
+            inference,
+            num_prompt_tokens=inference.num_prompt_tokens + num_tokens,
+            max_tokens=None if limit is None else max(limit - num_tokens, 1),
+        )
+        unable, inexact = set(exclude), set(exclude)
+        for endpoint in self._pool.endpoints_of(job.model):
+            if not _can_resume(endpoint, began):
+                unable.add(endpoint.id)
+            elif endpoint.info is None or endpoint.info.numerics != began.numerics:
+                inexact.add(endpoint.id)
+        try:
+            return self._pick(inference, frozenset(unable | inexact))
+        except ApiError:
+            return self._pick(inference, frozenset(unable))
+
+    def _pick(self, inference: InferenceRequest, exclude: frozenset[str]) -> Decision:
+        decision = pick_around(self._pool, self._breakers, inference, exclude, self._now_s())
         self._decisions.append(decision)
         return decision
 
@@ -164,3 +208,25 @@ class Dispatcher:
             if request_id is None or decision.request_id == request_id
         )
         return [decision.to_dict() for decision, _ in zip(found, range(limit), strict=False)]
+
+
+def says_token_ids(endpoint: Endpoint) -> bool:
+    """Whether its streams can be continued elsewhere."""
+    info = endpoint.info
+    return (
+        info is not None
+        and info.takes_envelope
+        and info.gives_token_ids
+        and info.can_resume
+        and bool(endpoint.origin.secret)
+    )
+
+
+def _can_resume(endpoint: Endpoint, began: EngineInfo) -> bool:
+    info = endpoint.info
+    return (
+        info is not None
+        and says_token_ids(endpoint)
+        and info.model_identity == began.model_identity
+        and info.tokenizer_digest == began.tokenizer_digest
+    )

@@ -6,13 +6,15 @@ UpstreamError                      an attempt at one engine failed
   BadResponse            502       the answer is not HTTP, or not what the path promises
   FirstByteTimeout       504       no answer within the limit
   IdleTimeout            504       an answer began and then stopped
+  EngineHung             504       the engine shows no sign of life, see `hang_watch`
+  EngineErrored          502       it said an error of its own within a stream
+  ResumeRefused          502       it does not go on with another engine's stream
 
 KubeError                          a call to the Kubernetes API failed; changes no engine
   NoClusterError                   there is no usable configuration of a cluster
 
 No UpstreamError reaches a client as such: `to_api_error` makes the OpenAI error object. Whether
-another engine may be tried depends only on whether the client has seen a byte, which the proxy
-knows."""
+another engine may be tried depends on what the client has seen, which the proxy knows."""
 
 from __future__ import annotations
 
@@ -60,6 +62,21 @@ class IdleTimeout(UpstreamError):
 
     def to_api_error(self) -> ApiError:
         return DeadlineExceeded("The engine stopped answering.", code="engine_timeout")
+
+
+class EngineHung(UpstreamError):
+    outcome = "hung"
+
+    def to_api_error(self) -> ApiError:
+        return DeadlineExceeded(f"The engine hangs: {self}", code="engine_timeout")
+
+
+class EngineErrored(UpstreamError):
+    outcome = "error_event"
+
+
+class ResumeRefused(UpstreamError):
+    outcome = "resume_refused"
 
 
 class KubeError(Exception):

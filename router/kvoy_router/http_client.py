@@ -23,6 +23,9 @@ from kvoy_router.errors import (
 from kvoy_router.http_message import Headers, encode_request_head
 from kvoy_router.upstream_connection import UpstreamConnection
 
+_ON_ITS_WAY_S = 0.5
+"""A request that is lost with a closed connection is known to be after a round trip."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
@@ -125,6 +128,7 @@ class ClientPool:
     def __init__(self, limits: ClientLimits) -> None:
         self.limits = limits
         self._idle: dict[str, list[UpstreamConnection]] = {}
+        self._busy: dict[str, set[UpstreamConnection]] = {}
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -143,8 +147,9 @@ class ClientPool:
     ) -> Exchange:
         """Send a request and wait for the answer's head.
 
-        A kept connection that the engine closes before any byte of the answer was most likely
-        closed while the request was on its way; it is sent once more, on a new connection.
+        A kept connection that the engine closes at once, before any byte of the answer, was most
+        likely closed while the request was on its way; it is sent once more, on a new connection.
+        Where there can be none the engine has died, and of this request for all that is known.
 
         Raises ConnectFailed, ConnectionBroken, FirstByteTimeout, BadResponse.
         """
@@ -154,22 +159,30 @@ class ClientPool:
         head = encode_request_head(method, target, lines)
         limit_s = self.limits.first_byte_s if is_stream else self.limits.whole_answer_s
         kept = self._take(address)
-        if kept is not None:
+        if kept is None:
+            fresh = await self._connect(address)
+            return await self._exchange(address, fresh, head, body, limit_s)
+        try:
+            return await self._exchange(address, kept, head, body, limit_s)
+        except ConnectionBroken as broken:
+            if kept.num_bytes or self._loop.time() - kept.begun_s > _ON_ITS_WAY_S:
+                raise
             try:
-                return await self._exchange(address, kept, head, body, limit_s)
-            except ConnectionBroken:
-                if kept.num_bytes:
-                    raise
-        return await self._exchange(address, await self._connect(address), head, body, limit_s)
+                fresh = await self._connect(address)
+            except ConnectFailed:
+                raise broken from None
+        return await self._exchange(address, fresh, head, body, limit_s)
 
     async def _exchange(
         self, address: str, connection: UpstreamConnection, head: bytes, body: bytes, limit_s: float
     ) -> Exchange:
         timer = self._loop.call_later(limit_s, self._overdue, connection, limit_s)
+        self._busy.setdefault(address, set()).add(connection)
         try:
             await connection.write(head, body)
             await connection.head
         except BaseException:
+            self._forget_busy(address, connection)
             connection.close()
             raise
         finally:
@@ -205,6 +218,7 @@ class ClientPool:
 
     def give_back(self, address: str, connection: UpstreamConnection) -> None:
         """Keep the connection of a finished exchange, or close that of any other."""
+        self._forget_busy(address, connection)
         idle = self._idle.setdefault(address, [])
         if connection.is_reusable and len(idle) < self.limits.max_idle_per_engine:
             connection.sink = connection.frame_sink = None
@@ -212,6 +226,30 @@ class ClientPool:
             idle.append(connection)
         else:
             connection.close()
+
+    def _forget_busy(self, address: str, connection: UpstreamConnection) -> None:
+        busy = self._busy[address]
+        busy.discard(connection)
+        if not busy:
+            del self._busy[address]
+
+    def fail_quiet(self, address: str, quiet_s: float, min_age_s: float, error: Exception) -> int:
+        """End the exchanges with an engine that nothing has come from for `quiet_s`, that began
+        at least `min_age_s` ago and that another engine could take over. Returns how many.
+
+        One that is silent because its client reads slowly is left alone."""
+        now_s = self._loop.time()
+        quiet = [
+            connection
+            for connection in self._busy.get(address, ())
+            if connection.is_movable
+            and not connection.is_reading_paused
+            and now_s - connection.last_data_s >= quiet_s
+            and now_s - connection.begun_s >= min_age_s
+        ]
+        for connection in quiet:
+            connection.fail(error)
+        return len(quiet)
 
     def prune(self) -> None:
         """Close connections that were idle for too long; called about once a second."""

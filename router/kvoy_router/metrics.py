@@ -18,6 +18,7 @@ from kvoy_router.audit import Audit
 from kvoy_router.audit_metrics import AuditMetrics
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, Knowledge
+from kvoy_router.failover_metrics import FailoverMetrics
 from kvoy_router.pool import Pool
 from kvoy_router.record import RequestRecord
 
@@ -73,6 +74,7 @@ class Metrics:
         self._audit = Audit()
         self.registry.register(AuditMetrics(self._audit))
         labels = ["model"]
+        self.failover = FailoverMetrics(self.registry)
         self.in_flight = 0
         """Requests that have no complete answer yet."""
         Gauge(
@@ -205,6 +207,7 @@ class Metrics:
 
     def forget_model(self, model: str) -> None:
         self._audit.forget_model(model)
+        self.failover.forget_model(model)
         for counters in (
             self._requests,
             self._retries,

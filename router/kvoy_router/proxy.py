@@ -1,10 +1,12 @@
 """The generating endpoints: a job goes to an engine, to another one while that helps, and its
 answer back.
 
-A failure is retried on another engine as long as the client has not seen a byte. What the engine
-says of the request itself (4xx) is passed on; what it says of its own state (429, 5xx) is passed
-on when no other engine is left. A client that goes away cancels this task, which closes the
-connection to the engine and gives back the lease."""
+As long as the client has not seen a byte, a failed attempt is followed by another from the
+beginning. A stream that has begun is continued by an engine that goes on behind what the client
+has, see `stream_progress`; where there is none, an error event ends it. What an engine says of the
+request itself (4xx) is passed on; what it says of its own state (429, 5xx) is passed on when no
+other engine is left. A client that goes away cancels this task, which closes the connection to
+the engine and gives back the lease."""
 
 from __future__ import annotations
 
@@ -12,64 +14,57 @@ import asyncio
 import logging
 import random
 import re
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, field
 
 from kvoy_contract.errors import ApiError, BadRequest, DeadlineExceeded, UpstreamFailed
-from kvoy_contract.names import (
-    CACHED_TOKENS_HEADER,
-    ENGINE_HEADER,
-    ENVELOPE_CONTENT_TYPE,
-    KVOY_HEADER_PREFIX,
-    REQUEST_ID_HEADER,
-    SECRET_HEADER,
-)
+from kvoy_contract.names import KVOY_HEADER_PREFIX, REQUEST_ID_HEADER
 from kvoy_contract.sse import error_event
+from kvoy_router.attempt import Attempt, Attempts, Refusal
+from kvoy_router.breaker import Breakers
 from kvoy_router.decision import Decision
 from kvoy_router.dispatch import Dispatcher, Job
-from kvoy_router.errors import UpstreamError
-from kvoy_router.http_client import ClientPool, Exchange
-from kvoy_router.http_message import JSON_TYPE, Headers, Request, error_headers
+from kvoy_router.endpoint import Endpoint
+from kvoy_router.errors import ResumeRefused, UpstreamError
+from kvoy_router.failover import Failover, FailoverLimits, GaveUp
+from kvoy_router.http_client import ClientPool
+from kvoy_router.http_message import Request, error_headers
 from kvoy_router.http_response import Response
 from kvoy_router.metrics import Metrics
 from kvoy_router.record import RequestRecord
-from kvoy_router.relay import StreamRelay, relay_whole
+from kvoy_router.retry_budget import RetryBudget
+from kvoy_router.stream_progress import StreamProgress
 from kvoy_router.time_limit import TimeLimit
 
 log = logging.getLogger(__name__)
 
-_FORWARDED_REQUEST_HEADERS = frozenset(
-    {b"authorization", b"accept", b"accept-language", b"traceparent", b"tracestate"}
-)
-_FORWARDED_RESPONSE_HEADERS = frozenset({b"content-type", b"cache-control", b"retry-after"})
 _INTERNAL_PREFIX = KVOY_HEADER_PREFIX.encode()
 _REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
-_ENGINE_NAME = ENGINE_HEADER.encode()
-_CACHED_TOKENS_NAME = CACHED_TOKENS_HEADER.encode()
-_SECRET_NAME = SECRET_HEADER.encode()
-_ENVELOPE_TYPE = (b"content-type", ENVELOPE_CONTENT_TYPE.encode())
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-_MAX_ERROR_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
     router_id: str
     response_headers: bool = True
-    max_retries: int = 2
     request_timeout_s: float = 600.0
+    failover: FailoverLimits = field(default_factory=FailoverLimits)
+    max_progress_bytes: int = 512 * 1024
+    """Of a stream's token ids, as text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An engine's own error answer, kept in case that nobody else does better."""
+@dataclass(slots=True, eq=False)
+class _Course:
+    """A request's way from engine to engine."""
 
-    status: int
-    headers: Headers
-    body: bytes
-    concerns_request: bool
+    failover: Failover
+    progress: StreamProgress | None
+    tried: dict[Endpoint, bytes]
+    """By endpoint the epoch that has failed: after a restart it is another engine."""
+
+    def excluded(self) -> frozenset[str]:
+        return frozenset(e.id for e, epoch in self.tried.items() if epoch == _epoch_of(e))
 
 
 def check_headers(request: Request) -> None:
@@ -98,15 +93,22 @@ class Proxy:
         self,
         dispatcher: Dispatcher,
         clients: ClientPool,
+        breakers: Breakers,
         metrics: Metrics,
         options: ProxyOptions,
+        budgets: tuple[RetryBudget, RetryBudget],
         now_s: Callable[[], float],
     ) -> None:
+        """`budgets`: for retries, and for resumes."""
         self._dispatcher = dispatcher
-        self._clients = clients
+        self._breakers = breakers
         self._metrics = metrics
         self._options = options
+        self._retry_budget, self._resume_budget = budgets
         self._now_s = now_s
+        self._attempts = Attempts(
+            clients, options.router_id, options.response_headers, now_s, self._on_first_byte
+        )
 
     async def serve(self, request: Request, response: Response) -> None:
         """Answer a request to a generating endpoint; every way ends in one log line."""
@@ -141,156 +143,152 @@ class Proxy:
         record.model = job.model
         record.is_stream = job.is_stream
         record.prompt_tokens = job.prompt.num_tokens
-        tried: frozenset[str] = frozenset()
-        refusal: Refusal | None = None
-        failure: ApiError | None = None
-        for _ in range(1 + self._options.max_retries):
+        course = self._begin_course(job)
+        failure: Refusal | UpstreamError | None = None
+        while True:
             try:
-                decision = self._dispatcher.pick(job, tried)
+                decision = self._pick(job, course)
             except ApiError:
-                if not tried:
+                if not course.tried:
                     raise
-                break
-            if tried:
-                record.num_retries += 1
-            self._note(decision, record)
-            tried |= {decision.endpoint.id}
-            try:
-                refusal = await self._attempt(job, decision, request, response, record)
-            except UpstreamError as error:
-                failure, refusal = error.to_api_error(), None
-                self._note_failure(error.outcome, decision, record)
-                if response.status:
-                    record.outcome = error.outcome
-                    raise failure from None
-                continue
-            if refusal is None:
+                self._give_up(failure, GaveUp.NO_ENGINE, response, record)
                 return
-            self._note_failure(f"status_{refusal.status}", decision, record)
-        if refusal is not None:
-            self._pass_on(refusal, response, record)
-            return
-        assert failure is not None
-        raise failure
+            self._note(decision, course, record)
+            attempt = Attempt(job, request, response, record, decision, course.progress)
+            failure = await self._make(attempt)
+            if failure is None:
+                return
+            stop = self._judge(attempt, failure, course)
+            if stop is not None:
+                self._give_up(failure, stop, response, record)
+                return
 
-    def _note(self, decision: Decision, record: RequestRecord) -> None:
-        record.engine = decision.endpoint.name
-        record.policy = decision.policy
-        record.predicted_cached_tokens = decision.cached_tokens
-        record.decision = decision
-        self._metrics.on_decision(decision)
+    def _begin_course(self, job: Job) -> _Course:
+        options = self._options
+        self._retry_budget.on_request()
+        self._resume_budget.on_request()
+        progress = None
+        if job.is_stream and options.failover.max_resumes:
+            # Two clients may use one request id; their answers are told apart all the same.
+            answer_id = f"{job.request_id}.{random.getrandbits(64):016x}"
+            progress = StreamProgress(answer_id, int(time.time()), options.max_progress_bytes)
+        failover = Failover(options.failover, self._retry_budget, self._resume_budget)
+        return _Course(failover, progress, {})
 
-    def _note_failure(self, why: str, decision: Decision, record: RequestRecord) -> None:
-        self._metrics.on_engine_failure(record.model, decision.endpoint.name, why)
-        log.warning(
-            "engine failed a request",
-            extra={
-                "request_id": record.request_id,
-                "engine": decision.endpoint.name,
-                "reason": why,
-            },
+    def _pick(self, job: Job, course: _Course) -> Decision:
+        progress = course.progress
+        if progress is None or progress.resume is None or progress.engine is None:
+            return self._dispatcher.pick(job, course.excluded())
+        return self._dispatcher.pick_to_resume(
+            job, course.excluded(), progress.engine, progress.resume
         )
 
-    async def _attempt(
-        self,
-        job: Job,
-        decision: Decision,
-        request: Request,
-        response: Response,
-        record: RequestRecord,
-    ) -> Refusal | None:
-        """Try one engine. None: the client has its answer. Raises UpstreamError."""
-        lease = decision.lease
+    async def _make(self, attempt: Attempt) -> Refusal | UpstreamError | None:
+        """What became of it; None: the client has its answer."""
+        endpoint = attempt.decision.endpoint
+        failure: Refusal | UpstreamError
         try:
-            headers, body = self._upstream_request(job, decision, request)
-            exchange = await self._clients.request(
-                decision.endpoint.address,
-                b"POST",
-                job.path.encode(),
-                headers,
-                body,
-                is_stream=job.is_stream,
-            )
-            with exchange:
-                if exchange.status != 200:
-                    has_secret = bool(decision.endpoint.origin.secret)
-                    return await self._read_refusal(exchange, response, record, has_secret)
-                await self._relay(job, decision, exchange, response, record)
+            refusal = await self._attempts.make(attempt)
+        except UpstreamError as error:
+            failure, why = error, error.outcome
+        else:
+            if refusal is None:
                 return None
-        finally:
-            lease.release(self._now_s())
+            if refusal.concerns_request:
+                self._breakers.on_success(endpoint)
+                self._pass_on(refusal, attempt.response, attempt.record)
+                return None
+            failure, why = refusal, f"status_{refusal.status}"
+        if why not in ("status_429", ResumeRefused.outcome):
+            self._breakers.on_failure(endpoint, self._now_s())
+        self._note_failure(why, attempt)
+        return failure
 
-    def _upstream_request(
-        self, job: Job, decision: Decision, request: Request
-    ) -> tuple[Headers, bytes]:
-        headers = [header for header in request.headers if header[0] in _FORWARDED_REQUEST_HEADERS]
-        headers.append((_REQUEST_ID_NAME, job.request_id.encode()))
-        info, secret = decision.endpoint.info, decision.endpoint.origin.secret
-        if info is None or not info.takes_envelope or not secret:
-            return [JSON_TYPE, *headers], job.body
-        headers.append(_ENVELOPE_TYPE)
-        headers.append((_SECRET_NAME, secret.encode()))
-        return headers, job.envelope(self._options.router_id, decision)
+    def _judge(
+        self, attempt: Attempt, failure: Refusal | UpstreamError, course: _Course
+    ) -> GaveUp | None:
+        """Whether, and how, the request goes on after a failed attempt. None: it does."""
+        error = failure if isinstance(failure, UpstreamError) else None
+        stop = None
+        if attempt.response.status:
+            stop = GaveUp.NO_TOKEN_IDS
+            if course.progress is not None:
+                stop = course.progress.prepare_resume(attempt.job.inference.num_choices)
+        elif course.progress is not None:
+            course.progress.restart()
+        if stop is None:
+            stop = course.failover.after(error, attempt.first_byte_s, self._now_s())
+        return stop
 
-    async def _relay(
+    def _give_up(
         self,
-        job: Job,
-        decision: Decision,
-        exchange: Exchange,
+        failure: Refusal | UpstreamError | None,
+        stop: GaveUp,
         response: Response,
         record: RequestRecord,
     ) -> None:
-        cached = exchange.header(_CACHED_TOKENS_NAME)
-        if cached is not None and cached.isdigit():
-            record.cached_tokens = int(cached)
-        headers = self._answer_headers(exchange, record)
-
-        def on_begin() -> None:
-            record.first_byte_s = self._now_s()
-            decision.lease.on_first_token(record.first_byte_s)
-
-        if not job.is_stream:
-            await relay_whole(exchange, response, headers, on_begin)
+        """Tell the client. Raises ApiError."""
+        assert failure is not None
+        if isinstance(failure, Refusal):
+            self._pass_on(failure, response, record)
             return
-        relay = StreamRelay(exchange, response, headers, on_begin)
-        await relay.run()
-        response.end()
+        error = failure.to_api_error()
+        if response.status:
+            record.outcome = failure.outcome
+            self._metrics.failover.on_resume(record.model, stop.value)
+            note = f"The stream could not be continued: {stop.explanation}."
+            error.message = f"{error.message.removesuffix('.')}. {note}"
+        elif stop is GaveUp.SUSPECT:
+            error = UpstreamFailed(
+                f"{error.message.removesuffix('.')}. It is not tried again: {stop.explanation}.",
+                code="suspect",
+            )
+        raise error from None
 
-    def _answer_headers(self, exchange: Exchange, record: RequestRecord) -> Headers:
-        headers = [
-            header
-            for header in exchange.connection.headers
-            if header[0] in _FORWARDED_RESPONSE_HEADERS
-        ]
-        return headers + self._own_headers(record)
+    def _note(self, decision: Decision, course: _Course, record: RequestRecord) -> None:
+        endpoint = decision.endpoint
+        if course.tried:
+            record.num_retries = course.failover.num_retries
+            record.num_resumes = course.failover.num_resumes
+        progress = course.progress
+        if progress is not None and progress.resume is not None:
+            log.info(
+                "stream goes on",
+                extra={
+                    "request_id": record.request_id,
+                    "failed_engine": record.engine,
+                    "engine": endpoint.name,
+                    "output_tokens": sum(map(len, progress.resume.output_ids)),
+                },
+            )
+        else:  # what was predicted and when it began are about the attempt that began the answer
+            record.decision = decision
+            record.policy = decision.policy
+            record.predicted_cached_tokens = decision.cached_tokens
+        record.engine = endpoint.name
+        course.tried[endpoint] = _epoch_of(endpoint)
+        self._metrics.on_decision(decision)
 
-    def _own_headers(self, record: RequestRecord) -> Headers:
-        headers = [(_REQUEST_ID_NAME, record.request_id.encode())]
-        if self._options.response_headers:
-            if record.engine:
-                headers.append((_ENGINE_NAME, record.engine.encode()))
-            if record.cached_tokens is not None:
-                headers.append((_CACHED_TOKENS_NAME, b"%d" % record.cached_tokens))
-        return headers
+    def _note_failure(self, why: str, attempt: Attempt) -> None:
+        engine = attempt.decision.endpoint.name
+        self._metrics.on_engine_failure(attempt.record.model, engine, why)
+        log.warning(
+            "engine failed a request",
+            extra={"request_id": attempt.record.request_id, "engine": engine, "reason": why},
+        )
 
-    async def _read_refusal(
-        self, exchange: Exchange, response: Response, record: RequestRecord, has_secret: bool
-    ) -> Refusal | None:
-        """Pass on what concerns the request; return what another engine may do better."""
-        body = await exchange.read(_MAX_ERROR_BYTES)
-        headers = self._answer_headers(exchange, record)
-        concerns_request = _concerns_the_request(exchange.status, has_secret)
-        refusal = Refusal(exchange.status, headers, body, concerns_request)
-        if concerns_request:
-            self._pass_on(refusal, response, record)
-            return None
-        return refusal
+    def _on_first_byte(self, attempt: Attempt) -> None:
+        record = attempt.record
+        if record.first_byte_s is None:
+            record.first_byte_s = attempt.first_byte_s
+        self._breakers.on_success(attempt.decision.endpoint)
+        if attempt.response.status:
+            self._metrics.failover.on_resume(record.model, "resumed")
 
     def _pass_on(self, refusal: Refusal, response: Response, record: RequestRecord) -> None:
         """Send an engine's error answer; as our own 502 where it is no OpenAI error object."""
         record.outcome = "refused" if refusal.status < 500 else "engine_error"
-        status = refusal.status
-        message = _error_message(refusal.body)
+        status, message = refusal.status, refusal.message
         is_meant_for_client = status in (429, 503, 504) or refusal.concerns_request
         if is_meant_for_client and message is not None:
             response.send(status, refusal.headers, refusal.body)
@@ -302,7 +300,7 @@ class Proxy:
         if record.outcome == "ok":
             record.outcome = error.code or error.type
         if not response.status:
-            headers = [*error_headers(error), *self._own_headers(record)]
+            headers = [*error_headers(error), *self._attempts.own_headers(record)]
             response.send(error.status, headers, error.to_json())
         elif not response.finished:
             # The stream has begun: tell it inside, and let closing mark that it is not complete.
@@ -311,15 +309,5 @@ class Proxy:
             response.end()
 
 
-def _concerns_the_request(status: int, has_secret: bool) -> bool:
-    """Whether every engine would say the same. 403 is about the secret, where there is one."""
-    return 400 <= status < 500 and status != 429 and not (status == 403 and has_secret)
-
-
-def _error_message(body: bytes) -> str | None:
-    """The message of an OpenAI error object; None for anything else."""
-    try:
-        message = msgspec.json.decode(body)["error"]["message"]
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return None
-    return message if isinstance(message, str) else None
+def _epoch_of(endpoint: Endpoint) -> bytes:
+    return endpoint.info.epoch if endpoint.info is not None else b""

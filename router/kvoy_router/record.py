@@ -25,6 +25,8 @@ class RequestRecord:
     """As the engine counted them; None where it does not say."""
     first_byte_s: float | None = None
     num_retries: int = 0
+    num_resumes: int = 0
+    """Engines that went on with the stream of one that failed."""
     outcome: str = "ok"
     status: int = 0
 
@@ -46,6 +48,7 @@ class RequestRecord:
             "status": self.status,
             "outcome": self.outcome,
             "retries": self.num_retries,
+            "resumes": self.num_resumes,
             "ttft_s": None if ttft_s is None else round(ttft_s, 4),
             "duration_s": round(now_s - self.started_s, 4),
         }

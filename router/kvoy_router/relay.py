@@ -3,18 +3,14 @@
 A stream is passed on as it comes, up to the last complete event: so an error event can follow at
 any moment without falling into the middle of another. The first byte decides: before it the
 client has seen nothing and another engine may be tried, after it an error can only be told inside
-the stream.
-
-Token ids that the router has asked an engine for travel as comments of the stream; they are for the
-router and end here."""
+the stream, or the stream be continued by another engine, see `resumable_relay`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from kvoy_contract.errors import UpstreamFailed
-from kvoy_contract.sse import MAX_EVENT_BYTES, SseParser, parse_token_ids_comment
+from kvoy_contract.sse import MAX_EVENT_BYTES
 from kvoy_router.errors import BadResponse, ConnectionBroken
 from kvoy_router.http_client import Exchange
 from kvoy_router.http_message import Headers
@@ -31,7 +27,7 @@ _ERROR = re.compile(rb'data: ?\{\s*"error"\s*:')
 
 
 class StreamRelay:
-    """Passes one event stream on. `has_begun` once the client has seen a byte of it."""
+    """Passes one engine's event stream on. `has_begun` once the client has seen a byte of it."""
 
     def __init__(
         self,
@@ -39,18 +35,14 @@ class StreamRelay:
         response: Response,
         headers: Headers,
         on_begin: Callable[[], None],
-        on_token_ids: Callable[[int, list[int]], None] | None = None,
     ) -> None:
-        """`on_token_ids` hears each choice's token ids, where the engine was asked for them; the
-        comments that carry them are then taken out of the stream."""
+        """`headers` are the client's, unless its answer has begun already."""
         self._exchange = exchange
         self._response = response
         self._headers = headers
         self._on_begin = on_begin
         self._held = b""
         self._last = b""
-        self._on_token_ids = on_token_ids
-        self._parser = SseParser() if on_token_ids is not None else None
         self.has_begun = False
 
     async def run(self) -> None:
@@ -61,16 +53,23 @@ class StreamRelay:
         response, connection = self._response, self._exchange.connection
         response.on_pause = connection.pause_reading
         response.on_resume = connection.resume_reading
-        if self._parser is not None:
-            await self._exchange.relay(self._push_public)
-        else:
-            frame_sink = self._push_frame if response.takes_frames else None
+        frame_sink = self._push_frame if response.takes_frames else None
+        try:
             await self._exchange.relay(self._push, frame_sink)
+        except ConnectionBroken:
+            if not self._has_end_mark():
+                raise  # else only the framing of what is complete is missing
+        self._finish()
+
+    def _has_end_mark(self) -> bool:
+        return _DONE.search(self._last[-_DONE_TAIL_BYTES:] + self._held) is not None
+
+    def _finish(self) -> None:
+        """The engine's answer has ended, as HTTP."""
         if not self.has_begun:
             raise BadResponse("its stream was empty")
-        tail = self._last[-_DONE_TAIL_BYTES:] + self._held
-        if _DONE.search(tail):
-            response.write(self._held)
+        if self._has_end_mark():
+            self._response.write(self._held)
         elif not _ERROR.search(self._last):
             raise ConnectionBroken("its stream ended early")
 
@@ -92,39 +91,24 @@ class StreamRelay:
         else:
             self._push(frame[frame.find(b"\r\n") + 2 : -2])
 
-    def _push_public(self, data: bytes) -> None:
-        """Keep what is for the router; only whole events go on, without it."""
-        assert self._parser is not None
-        try:
-            events = self._parser.feed(data)
-            for event in events:
-                for comment in event.comments:
-                    self._take_token_ids(comment)
-        except (UpstreamFailed, ValueError) as error:
-            self._exchange.connection.fail(BadResponse(f"its stream is malformed: {error}"))
-            return
-        if public := b"".join([event.public for event in events]):
-            self._push(public)
-
-    def _take_token_ids(self, comment: bytes) -> None:
-        found = parse_token_ids_comment(comment)
-        if found is not None and self._on_token_ids is not None:
-            self._on_token_ids(*found)
-
     def _whole_events(self, data: bytes) -> bytes:
         data = self._held + data
         end = max(data.rfind(mark) + len(mark) for mark in _EVENT_ENDS)
         if end < len(_EVENT_ENDS[1]):
             end = 0
-        self._held = data[end:]
-        if len(self._held) > MAX_EVENT_BYTES:
-            self._exchange.connection.fail(BadResponse("an event of its stream is too large"))
+        self._hold(data[end:])
         return data[:end]
+
+    def _hold(self, data: bytes) -> None:
+        self._held = data
+        if len(data) > MAX_EVENT_BYTES:
+            self._exchange.connection.fail(BadResponse("an event of its stream is too large"))
 
     def _begin(self) -> None:
         self.has_begun = True
         self._on_begin()
-        self._response.start(200, self._headers)
+        if not self._response.status:
+            self._response.start(200, self._headers)
         if self._response.is_paused:
             self._exchange.connection.pause_reading()
 

@@ -72,7 +72,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_complete = False
         self.sink: Callable[[bytes], None] | None = None
         self.frame_sink: Callable[[bytes], None] | None = None
-        self.last_data_s = self._loop.time()
+        self.begun_s = self.last_data_s = self._loop.time()
+        self.is_movable = True
+        """Whether another engine could take over what this one is asked for."""
         self.is_reading_paused = False
         self.head: asyncio.Future[None] = self._loop.create_future()
         self.done: asyncio.Future[None] = self._loop.create_future()

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from kvoy_contract.errors import EngineFailed, UpstreamFailed
 from kvoy_contract.sse import (
     DONE,
+    ChoiceIds,
     SseEvent,
     SseParser,
     data_event,
     error_event,
     parse_token_ids_comment,
-    token_ids_comment,
+    token_ids_event,
 )
 
 LINES = st.sampled_from(
@@ -74,20 +75,19 @@ def test_what_is_encoded_is_parsed_back() -> None:
     assert [event.is_done for event in events] == [False, False, True]
 
 
-@given(st.integers(0, 127), st.lists(st.integers(0, 2**31 - 1)))
-def test_token_ids_travel_in_a_comment_of_the_same_event(choice: int, ids: list[int]) -> None:
-    (event,) = parse([token_ids_comment(choice, ids) + data_event(b"{}")])
-
-    (comment,) = event.comments
-    assert parse_token_ids_comment(comment) == (choice, ids)
-    assert event.public == data_event(b"{}")
+CHOICE_IDS = st.builds(
+    ChoiceIds, st.integers(0, 127), st.lists(st.integers(0, 2**31 - 1)), st.booleans()
+)
 
 
-def test_public_bytes_keep_other_comments_and_drop_empty_events() -> None:
-    first, second = parse([b": kvoy-ids 0 1\n: ping\ndata: x\n\n", b": kvoy-ids 0 1\n\n"])
+@given(st.lists(CHOICE_IDS, min_size=1))
+def test_token_ids_travel_in_an_event_of_their_own(said: list[ChoiceIds]) -> None:
+    chunk, ids = parse([data_event(b"{}") + token_ids_event(said)])
 
-    assert first.public == b": ping\ndata: x\n\n"
-    assert second.public == b""
+    assert chunk.comments == ()
+    assert ids.data is None
+    (comment,) = ids.comments
+    assert parse_token_ids_comment(comment) == said
     assert parse_token_ids_comment(b": ping") is None
 
 

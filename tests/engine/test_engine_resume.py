@@ -27,16 +27,19 @@ class Answer:
         self.ids: dict[int, list[int]] = {}
         self.reasons: dict[int, str] = {}
         self.num_roles = 0
+        self.heads: set[tuple[str, int]] = set()
         self.usage: dict[str, Any] = {}
 
     def add(self, event: Any) -> None:
         for line in event.comments:
-            if (parsed := parse_token_ids_comment(line)) is not None:
-                self.ids.setdefault(parsed[0], []).extend(parsed[1])
+            for choice, ids, is_ended in parse_token_ids_comment(line) or ():
+                self.ids.setdefault(choice, []).extend(ids)
+                assert not is_ended or choice in self.reasons
         if event.data is None or event.is_done:
             return
         chunk = json.loads(event.data)
         self.usage = chunk.get("usage") or self.usage
+        self.heads.add((chunk["id"], chunk["created"]))
         for choice in chunk["choices"]:
             text = choice.get("text") or choice.get("delta", {}).get("content") or ""
             self.num_roles += "role" in choice.get("delta", {})
@@ -48,14 +51,20 @@ class Answer:
 
 
 async def ask(
-    engine: RunningEngine, body: dict[str, Any], resume: list[list[int]] | None = None
+    engine: RunningEngine,
+    body: dict[str, Any],
+    resume: list[list[int]] | None = None,
+    **known: Any,
 ) -> Answer:
+    """`known`: what else the state says that the client knows."""
     message = Envelope(
         router_id="r",
         number=1,
         seed=77,
         want_token_ids=True,
-        resume=ResumeState(resume) if resume is not None else None,
+        resume=ResumeState(resume, **known) if resume is not None else None,
+        answer_id="of-the-first",
+        created=12345,
     )
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     headers = {"content-type": ENVELOPE_CONTENT_TYPE, SECRET_HEADER: SECRET}
@@ -112,6 +121,40 @@ async def test_choices_that_had_ended_only_say_so_again() -> None:
     assert set(everything.texts.values()) == {""}
 
 
+async def test_what_the_client_knows_is_not_said_again() -> None:
+    options = {"include_usage": True}
+    body = CHAT | {"max_tokens": 12, "n": 3, "stream_options": options}
+    async with running_engine(sim_config(secret=SECRET)) as engine:
+        whole = await ask(engine, body)
+        said = [whole.ids[0], whole.ids[1][:5], []]
+        rest = await ask(engine, body, said, begun=[0, 1, 2], ended=[0], cached_tokens=7)
+        usage = await ask(
+            engine, body, [whole.ids[i] for i in range(3)], begun=[0, 1, 2], ended=[0, 1, 2]
+        )
+
+    assert rest.heads == whole.heads == {("chatcmpl-of-the-first", 12345)}
+    assert whole.num_roles == 3
+    assert rest.num_roles == 0
+    assert rest.texts == {1: whole.texts[1][5:], 2: whole.texts[2]}
+    assert rest.reasons == {1: "length", 2: "length"}
+    assert rest.usage["completion_tokens"] == 36
+    assert rest.usage["prompt_tokens_details"] == {"cached_tokens": 7}
+    assert usage.reasons == {}
+    assert usage.usage["completion_tokens"] == 36
+
+
+async def test_ids_of_tokens_whose_logprobs_are_held_back_are_told_with_them() -> None:
+    body = TEXT | {"max_tokens": 30, "logprobs": 1}
+    async with running_engine(sim_config(secret=SECRET)) as engine:
+        plain = await ask(engine, body)
+        # It matches far into the text and never to its end: much is held back, then shown.
+        held = body | {"stop": plain.texts[0][5:15] + "\0"}
+        whole = await ask(engine, held)
+
+    assert whole.texts == plain.texts
+    assert whole.ids == plain.ids
+
+
 async def test_a_resume_that_does_not_fit_the_request_is_refused() -> None:
     headers = {"content-type": ENVELOPE_CONTENT_TYPE, SECRET_HEADER: SECRET}
     body = json.dumps({"model": "sim", "prompt": "x", "max_tokens": 3, "n": 2}).encode()
@@ -119,8 +162,14 @@ async def test_a_resume_that_does_not_fit_the_request_is_refused() -> None:
         running_engine(sim_config(secret=SECRET)) as engine,
         httpx.AsyncClient(base_url=engine.url) as client,
     ):
-        for output_ids in ([[1]], [[1], [999_999]], [[1], [1, 2, 3, 4]]):
-            message = Envelope(router_id="r", number=1, resume=ResumeState(output_ids))
+        for state in (
+            ResumeState([[1]]),
+            ResumeState([[1], [999_999]]),
+            ResumeState([[1], [1, 2, 3, 4]]),
+            ResumeState([[1], [1]], begun=[2]),
+            ResumeState([[1], [1]], ended=[-1]),
+        ):
+            message = Envelope(router_id="r", number=1, resume=state)
             data = envelope.encode(message, body)
 
             answer = await client.post("/v1/completions", content=data, headers=headers)

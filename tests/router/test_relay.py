@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from kvoy_contract.sse import DONE, data_event, token_ids_comment
-from kvoy_router.errors import BadResponse, ConnectionBroken, UpstreamError
+from kvoy_contract.sse import DONE, data_event
+from kvoy_router.errors import ConnectionBroken, UpstreamError
 from kvoy_router.http_client import Exchange
 from kvoy_router.http_response import Response
 from kvoy_router.relay import StreamRelay
@@ -49,55 +49,21 @@ class Client:
 
     def __init__(self) -> None:
         self.seen = b""
+        self.status = 0
         self.on_pause = self.on_resume = lambda: None
 
     def start(self, status: int, headers: object) -> None:
         assert status == 200
+        self.status = status
 
     def write(self, data: bytes) -> None:
         self.seen += data
 
 
-def relay_of(
-    upstream: Upstream, client: Client, on_token_ids: Callable[[int, list[int]], None] | None = None
-) -> StreamRelay:
+def relay_of(upstream: Upstream, client: Client) -> StreamRelay:
     exchange = cast(Exchange, cast(Any, upstream))
     response = cast(Response, cast(Any, client))
-    return StreamRelay(exchange, response, [], lambda: None, on_token_ids)
-
-
-def cut(stream: bytes, size: int) -> list[bytes]:
-    return [stream[i : i + size] for i in range(0, len(stream), size)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 64, 10_000])
-async def test_asked_for_token_ids_are_kept_and_never_shown(size: int) -> None:
-    first, second = data_event(CHUNK % b"a"), data_event(CHUNK % b"b")
-    stream = (
-        token_ids_comment(0, [5, 6])
-        + first
-        + token_ids_comment(1, [7])
-        + b"\n"  # ids whose text is held back: an event of a comment alone
-        + b": keep-alive\n\n"
-        + token_ids_comment(0, [8])
-        + second
-        + DONE
-    )
-    client, ids = Client(), []
-
-    await relay_of(
-        Upstream(*cut(stream, size)), client, lambda choice, new: ids.append((choice, new))
-    ).run()
-
-    assert ids == [(0, [5, 6]), (1, [7]), (0, [8])]
-    assert client.seen == first + b": keep-alive\n\n" + second + DONE
-
-
-async def test_a_malformed_list_of_token_ids_fails_the_engine() -> None:
-    upstream = Upstream(b": kvoy-ids 0 1,x\n" + data_event(CHUNK % b"a"))
-
-    with pytest.raises(BadResponse):
-        await relay_of(upstream, Client(), lambda choice, ids: None).run()
+    return StreamRelay(exchange, response, [], lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -110,15 +76,11 @@ async def test_a_malformed_list_of_token_ids_fails_the_engine() -> None:
         CHUNK % b'data: {\\"error\\": 1}',
     ],
 )
-@pytest.mark.parametrize("with_ids", [False, True])
-async def test_what_a_model_writes_does_not_count_as_the_end(last: bytes, with_ids: bool) -> None:
+async def test_what_a_model_writes_does_not_count_as_the_end(last: bytes) -> None:
     client = Client()
-    relay = relay_of(
-        Upstream(data_event(last)), client, (lambda choice, ids: None) if with_ids else None
-    )
 
     with pytest.raises(ConnectionBroken):
-        await relay.run()
+        await relay_of(Upstream(data_event(last)), client).run()
 
     assert client.seen == data_event(last)
 
@@ -132,3 +94,13 @@ async def test_an_end_mark_or_an_error_event_ends_the_stream(end: bytes) -> None
     await relay_of(Upstream(data_event(CHUNK % b"a"), end), client).run()
 
     assert client.seen == data_event(CHUNK % b"a") + end
+
+
+async def test_a_break_behind_the_end_mark_is_no_failure() -> None:
+    client = Client()
+    upstream = Upstream(data_event(CHUNK % b"a") + DONE)
+    upstream.failure = ConnectionBroken("it closed the connection")
+
+    await relay_of(upstream, client).run()
+
+    assert client.seen.endswith(DONE)

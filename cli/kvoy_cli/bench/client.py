@@ -142,9 +142,8 @@ class _Connection(asyncio.Protocol):
         num_before = len(self._outcome.arrivals)
         for event in self._sse.feed(body):
             for comment in event.comments:
-                ids = parse_token_ids_comment(comment)
-                if ids is not None:
-                    self._outcome.token_ids.extend(ids[1])
+                for _, ids, _ in parse_token_ids_comment(comment) or ():
+                    self._outcome.token_ids.extend(ids)
             if event.data is not None and event.data != _DONE:
                 read_payload(self._outcome, event.data, self._now)
         if len(self._outcome.arrivals) > num_before and self._now != self._last_read_s:

@@ -147,8 +147,8 @@ class _Http(asyncio.Protocol):
 
     def _start_stream(self, num_events: int, wants_ids: bool) -> None:
         self._event = _http_chunk(
-            (sse.token_ids_comment(0, [1234]) if wants_ids else b"")
-            + sse.data_event(_chunk(" word", None))
+            sse.data_event(_chunk(" word", None))
+            + (sse.token_ids_event([sse.ChoiceIds(0, [1234])]) if wants_ids else b"")
         )
         self._num_left = num_events
         self._write(
@@ -208,7 +208,11 @@ class FakeEngine(pb_grpc.TelemetryServicer):
             engine_kind="kvoy",
             engine_version="0",
             capabilities=pb.Capabilities(
-                envelope=True, token_ids=True, cache_salt=True, admitted_through=True
+                envelope=True,
+                token_ids=True,
+                resume=True,
+                cache_salt=True,
+                admitted_through=True,
             ),
             vocab_size=65536,
         )

@@ -1,0 +1,76 @@
+"""What the client of one stream has been told, so that another engine can go on behind it."""
+
+from __future__ import annotations
+
+from kvoy_contract.envelope import ResumeState
+from kvoy_contract.sse import parse_token_ids
+from kvoy_router.endpoint import EngineInfo
+from kvoy_router.failover import GaveUp
+
+
+class StreamProgress:
+    """Entity of one streamed request. Token ids are kept as their text in the stream, about seven
+    bytes each, and read only when they are needed."""
+
+    __slots__ = (
+        "_max_bytes",
+        "answer_id",
+        "cached_tokens",
+        "created",
+        "engine",
+        "lost",
+        "resume",
+        "said",
+    )
+
+    def __init__(self, answer_id: str, created: int, max_bytes: int) -> None:
+        """`max_bytes` bounds what is remembered; beyond it the stream cannot be resumed."""
+        self._max_bytes = max_bytes
+        self.answer_id = answer_id
+        self.created = created
+        self.said = bytearray()
+        """A line for every write that the client has got."""
+        self.lost: GaveUp | None = None
+        """Why the stream cannot be resumed."""
+        self.engine: EngineInfo | None = None
+        """Who began it; the next one must serve the very same model."""
+        self.cached_tokens: int | None = None
+        """As the first engine has found."""
+        self.resume: ResumeState | None = None
+        """With what the present attempt goes on; None for one from the beginning."""
+
+    def take(self, line: bytes) -> None:
+        """What the write that is told now says: the text of its ids, with its line end."""
+        if self.lost is None:
+            self.said += line
+            if len(self.said) > self._max_bytes:
+                self.lose(GaveUp.TOO_LONG)
+
+    def lose(self, reason: GaveUp) -> None:
+        self.said = bytearray()
+        self.lost = reason
+
+    def restart(self) -> None:
+        """Nothing has reached the client: the next attempt begins anew."""
+        self.said = bytearray()
+        self.lost = self.engine = self.cached_tokens = self.resume = None
+
+    def prepare_resume(self, num_choices: int) -> GaveUp | None:
+        """Set `resume`, or say why there can be none."""
+        if self.lost is None:
+            try:
+                self.resume = self._state(num_choices)
+            except (ValueError, IndexError):
+                self.lose(GaveUp.MALFORMED)
+        return self.lost
+
+    def _state(self, num_choices: int) -> ResumeState:
+        output_ids: list[list[int]] = [[] for _ in range(num_choices)]
+        begun, ended = set(), set()
+        for line in self.said.splitlines():
+            for choice, token_ids, is_ended in parse_token_ids(line):
+                output_ids[choice] += token_ids
+                begun.add(choice)
+                if is_ended:
+                    ended.add(choice)
+        return ResumeState(output_ids, sorted(begun), sorted(ended), self.cached_tokens)

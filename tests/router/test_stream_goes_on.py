@@ -1,0 +1,187 @@
+"""A stream whose engine fails goes on from another: the client sees what an undisturbed run gives.
+
+Real engines and a real router in one event loop; the connection between them breaks at any byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kvoy_engine.testing_server import running_engine, sim_config
+from kvoy_router.failover_testing import Bench, bench, read_stream
+from kvoy_router.testing import SECRET, eventually, in_flight
+
+pytestmark = pytest.mark.slow
+
+CHAT: dict[str, Any] = {
+    "model": "sim",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 20,
+    "seed": 5,
+}
+TEXT: dict[str, Any] = {"model": "sim", "prompt": "hi", "max_tokens": 20, "seed": 5}
+
+
+@contextlib.asynccontextmanager
+async def simulated(
+    num_engines: int = 2, sim_base_s: float = 0.0005, **settings: Any
+) -> AsyncIterator[Bench]:
+    config = sim_config(secret=SECRET, sim_base_s=sim_base_s, enable_prefix_caching=False)
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [
+            await stack.enter_async_context(running_engine(config)) for _ in range(num_engines)
+        ]
+        yield await stack.enter_async_context(bench(engines, **settings))
+
+
+@pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "text"])
+async def test_wherever_the_connection_breaks_the_client_sees_one_stream(
+    body: dict[str, Any],
+) -> None:
+    async with simulated() as bench:
+        whole = await bench.ask(body)
+        (size,) = bench.cuts.num_bytes
+        positions = random.Random(1).sample(range(1, size), 24)
+
+        for position in [*positions, size - 1, size - 8, size - 30]:
+            (await bench.ask(body, position)).assert_equals(whole)
+
+        assert whole.reasons == {0: ["length"]}
+        assert whole.usage["completion_tokens"] == 20
+        bench.assert_clean()
+
+
+async def test_choices_and_usage_in_each_chunk_go_on() -> None:
+    async with simulated() as bench:
+        plain = await bench.ask(TEXT | {"max_tokens": 12, "n": 3})
+        # One choice ends early, so that breaks come while others go on.
+        body = TEXT | {"max_tokens": 12, "n": 3, "stop": plain.texts[1][4:6]}
+        body["stream_options"] = {"continuous_usage_stats": True}
+        whole = await bench.ask(body)
+        (size,) = bench.cuts.num_bytes
+
+        for position in random.Random(2).sample(range(size // 10, size), 12):
+            (await bench.ask(body, position)).assert_equals(whole)
+        bench.assert_clean()
+
+
+async def test_a_stop_string_that_lies_across_the_seam_is_found() -> None:
+    async with simulated() as bench:
+        plain = await bench.ask(TEXT | {"max_tokens": 30})
+        body = TEXT | {"max_tokens": 30, "stop": plain.texts[0][9:13]}
+        whole = await bench.ask(body)
+        (size,) = bench.cuts.num_bytes
+
+        for position in range(size // 3, size, max(1, size // 25)):
+            (await bench.ask(body, position)).assert_equals(whole)
+
+        assert whole.reasons == {0: ["stop"]}
+        assert whole.texts[0] == plain.texts[0][: plain.texts[0].index(plain.texts[0][9:13])]
+
+
+async def test_eight_streams_survive_the_end_of_their_engine() -> None:
+    config = sim_config(secret=SECRET, sim_base_s=0.01, enable_prefix_caching=False)
+    bodies = [CHAT | {"seed": seed, "max_tokens": 60} for seed in range(8)]
+    async with (
+        running_engine(config) as one,
+        running_engine(config) as other,
+        bench([one, other]) as both,
+    ):
+        wholes = [await both.ask(body) for body in bodies]
+        size = both.cuts.num_bytes[0]
+        both.cuts.after[:] = [size // 2] * 4  # those of one engine, of eight on two
+
+        seen = await asyncio.gather(*(read_stream(both.client, body) for body in bodies))
+
+        for one_seen, whole in zip(seen, wholes, strict=True):
+            one_seen.assert_equals(whole)
+        await eventually(lambda: sum(in_flight(both.router)) == 0)
+        both.assert_clean()
+
+
+async def test_an_engine_at_the_end_of_its_drain_hands_its_streams_over() -> None:
+    config = sim_config(
+        secret=SECRET, sim_base_s=0.02, drain_timeout_s=0.2, enable_prefix_caching=False
+    )
+    body = CHAT | {"max_tokens": 60}
+    async with (
+        running_engine(config) as one,
+        running_engine(config) as other,
+        bench([one, other]) as both,
+    ):
+        whole = await both.ask(body)
+        asked = asyncio.create_task(read_stream(both.client, body))
+        await eventually(lambda: sum(in_flight(both.router)) == 1)
+        await asyncio.sleep(0.1)
+        (begun,) = (e for e in both.router.pool.endpoints if e.ledger.in_flight)
+        draining = one if begun.address == both.links[0].address else other
+        draining.server.request_drain()
+
+        (await asked).assert_equals(whole)
+        assert await draining.running == 0
+
+
+async def test_a_stream_goes_on_a_second_time() -> None:
+    async with simulated(num_engines=3, sim_base_s=0.03) as bench:
+        body = CHAT | {"max_tokens": 130}
+        whole = await bench.ask(body)
+        size = bench.cuts.num_bytes[0]
+
+        # Each engine breaks more than a second after its first byte: no request is suspect.
+        seen = await bench.ask(body, size * 4 // 10, size * 4 // 10)
+
+        seen.assert_equals(whole)
+        assert len(bench.cuts.num_bytes) == 3
+
+
+async def test_without_another_engine_the_client_is_told_inside_the_stream() -> None:
+    async with simulated(num_engines=1) as bench:
+        await bench.ask(CHAT)
+        seen = await bench.ask(CHAT, bench.cuts.num_bytes[0] // 2)
+
+    assert seen.error is not None
+    assert "no other engine can go on with it" in seen.error["message"]
+    assert not seen.is_done
+    assert 0 < len(seen.texts[0]) < 20
+
+
+async def test_a_stream_longer_than_the_router_remembers_is_not_resumed() -> None:
+    async with simulated(max_resume_kib=1) as bench:
+        body = CHAT | {"max_tokens": 400}
+        await bench.ask(body)
+        seen = await bench.ask(body, bench.cuts.num_bytes[0] * 9 // 10)
+
+    assert seen.error is not None
+    assert "longer than the router remembers" in seen.error["message"]
+
+
+async def test_resumes_are_bounded_per_request_and_by_the_budget_of_all() -> None:
+    body = CHAT | {"max_tokens": 100}
+    async with simulated(num_engines=4, max_resumes=1) as bench:
+        await bench.ask(body)
+        size = bench.cuts.num_bytes[0]
+        (await bench.ask(body, size // 2)).assert_equals(await bench.ask(body))
+    async with simulated(num_engines=2, retry_burst=0, retry_share=0.0) as bench:
+        seen = await bench.ask(body, size // 2)
+
+    assert seen.error is not None
+    assert "too many other requests" in seen.error["message"]
+
+
+async def test_a_request_that_breaks_two_engines_at_its_beginning_is_ended() -> None:
+    async with simulated(num_engines=4) as bench:
+        await bench.ask(CHAT)
+        num_before = sum(link.num_requests for link in bench.links)
+        size = bench.cuts.num_bytes[0]
+
+        seen = await bench.ask(CHAT, size // 2, size // 4, size // 4)
+
+        assert sum(link.num_requests for link in bench.links) - num_before == 2
+    assert seen.error is not None
+    assert "two engines have failed while they began this request" in seen.error["message"]
