@@ -251,6 +251,7 @@ class FlowQueue:
 
     def _choose(self, ticket: Ticket, now_s: float) -> None:
         ticket.stage = Stage.CHOSEN
+        ticket.is_modest = self.shares.is_modest(ticket)
         self._chosen = ticket
         self.shares.start(ticket)
         self._rate.add(ticket.tokens, now_s)

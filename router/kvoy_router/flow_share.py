@@ -9,10 +9,15 @@ from kvoy_router.flow_ticket import Ticket
 
 ACTIVE_S = 10.0
 """A tenant's share stays reserved so long after its last request ended: traffic comes in gaps."""
-TOLERANCE = 1.25
-"""A share counts as exceeded beyond so many fair ones: requests come in lumps."""
+TOLERANCE = 2.0
+"""A tenant uses more than its share when it uses so many times what the others do on average: less
+than that is how traffic fluctuates."""
 MAX_IDLE = 1024
 """Tenants without a request whose share stays reserved."""
+
+
+_LEAST_WEIGHT = 1e-6
+"""Below what any tenant has, and above what rounding leaves."""
 
 
 class _Usage:
@@ -97,12 +102,16 @@ class Shares:
         self._weight = sum(usage.weight for usage in self._tenants.values())
 
     def is_modest(self, ticket: Ticket) -> bool:
-        """Whether nothing more important is here, and its tenant uses no more than its share."""
+        """Whether nothing more important is here, and its tenant uses no more than its share; one
+        that is alone has all of it."""
         if min(self._classes, default=ticket.priority) < ticket.priority:
             return False
         usage = self._tenants[ticket.tenant]
-        fair = self._tokens * usage.weight / self._weight
-        return usage.tokens <= TOLERANCE * fair
+        others_weight = self._weight - usage.weight
+        if others_weight < _LEAST_WEIGHT:
+            return True
+        others_tokens = self._tokens - usage.tokens
+        return usage.tokens * others_weight <= TOLERANCE * others_tokens * usage.weight
 
     def check_integrity(self) -> None:
         assert abs(self._tokens - sum(u.tokens for u in self._tenants.values())) < 1e-3

@@ -67,6 +67,7 @@ class Ticket:
     __slots__ = (
         "arrived_s",
         "deadline_s",
+        "is_modest",
         "model",
         "priority",
         "stage",
@@ -100,6 +101,15 @@ class Ticket:
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
         self.stage = Stage.NEW
+        self.is_modest = True
+        """When it went on: whether nothing more important was here, and its tenant used no more
+        than its share."""
+
+    @property
+    def engine_priority(self) -> int:
+        """Inside an engine, lower first: who is beyond its share lets others of its class pass, so
+        that the engine may have work queued and nobody waits behind it."""
+        return 2 * self.priority + (not self.is_modest)
 
     def __repr__(self) -> str:
         return f"Ticket({self.model}, {self.tenant!r}, {self.priority}, {self.stage.name})"

@@ -249,6 +249,21 @@ def test_who_is_beyond_its_share_does_not_stand_in_the_way_of_others() -> None:
     assert served(queue, wait=TIGHT) == [modest]
 
 
+def test_who_is_beyond_its_share_lets_others_of_its_class_pass_inside_an_engine_too() -> None:
+    queue = queue_of()
+    levels = {}
+    for name in ("greedy", "other", "greedy", "greedy", "greedy", "other"):
+        each = ticket(name)
+        assert queue.pass_at_once(each, 0.0, ROOM)
+        queue.start(each)
+        levels[name] = each.engine_priority
+    low = ticket("third", priority=1)
+    assert queue.pass_at_once(low, 0.0, ROOM)
+
+    assert levels == {"greedy": 1, "other": 0}
+    assert low.engine_priority == 3
+
+
 # Bounds
 
 
@@ -362,7 +377,7 @@ def test_without_holding_nothing_waits_for_an_engine() -> None:
 # Random operations
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_no_ticket_is_lost_or_counted_twice(seed: int) -> None:
     random = Random(seed)
     limits = FlowLimits(
@@ -427,7 +442,7 @@ def test_no_ticket_is_lost_or_counted_twice(seed: int) -> None:
     assert queue.waiting_tokens == 0.0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_tenants_that_wait_all_the_time_get_equal_tokens_up_to_their_largest_requests(
     seed: int,
 ) -> None:
@@ -446,7 +461,7 @@ def test_tenants_that_wait_all_the_time_get_equal_tokens_up_to_their_largest_req
     for name in weights:
         for _ in range(random.randint(0, 30)):
             add(name)
-    for _ in range(200):
+    for _ in range(120):
         if random.random() < 0.5:
             add(random.choice(list(weights)))
         waiting = {t.tenant for t in queue.waiting()}
