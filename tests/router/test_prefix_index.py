@@ -58,6 +58,84 @@ def test_bisection_equals_a_linear_walk_over_prefix_closed_sets() -> None:
         assert index.match(prompt) == linear
 
 
+@pytest.mark.parametrize("max_groups", [1, 3, 16])
+def test_a_bounded_walk_finds_the_deepest_exactly_and_of_the_rest_at_least_what_it_says(
+    max_groups: int,
+) -> None:
+    random = Random(11)
+    index = PrefixIndex()
+    prompt = chain(1, 300)
+    depths = {index.add_slot(): random.randrange(1, 301) for _ in range(80)}
+    for slot, depth in depths.items():
+        index.store(slot, prompt[:depth])
+
+    groups = index.match_groups(prompt, max_groups=max_groups)
+
+    told = [depth for depth, _ in groups]
+    assert told == sorted(told, reverse=True)
+    found = {slot: depth for depth, bits in groups for slot in slots_of(bits)}
+    assert found.keys() == depths.keys()
+    assert all(found[slot] <= depths[slot] for slot in depths)
+    deepest = sorted(set(depths.values()), reverse=True)[:max_groups]
+    assert all(found[slot] == depth for slot, depth in depths.items() if depth in deepest)
+    assert len(groups) <= max_groups + 10
+
+
+def test_events_out_of_order_never_make_up_what_an_engine_does_not_hold() -> None:
+    """A lost or late event leaves holes. What is told then is a place that the engine does hold and
+    after which it holds nothing: at worst the part before it is computed again."""
+    random = Random(5)
+    index = PrefixIndex()
+    slots = [index.add_slot() for _ in range(6)]
+    held: dict[int, set[int]] = {slot: set() for slot in slots}
+    prompts = [chain(n, 60) for n in range(5)]
+    events = [
+        (slot, prompt[begin : begin + random.randrange(1, 20)], random.random() < 0.6)
+        for slot in slots
+        for prompt in prompts
+        for begin in range(0, 60, 7)
+        for _ in range(2)
+    ]
+    random.shuffle(events)
+    for slot, keys, is_stored in events:
+        if is_stored:
+            index.store(slot, keys)
+            held[slot].update(keys)
+        else:
+            index.remove(slot, keys)
+            held[slot].difference_update(keys)
+
+    index.check_integrity()
+    for prompt in prompts:
+        for slot, depth in index.match(prompt).items():
+            assert prompt[depth - 1] in held[slot]
+            assert depth == len(prompt) or prompt[depth] not in held[slot]
+
+
+def test_an_engine_that_evicts_what_is_just_being_matched_leaves_nothing_behind() -> None:
+    """Stored, removed and stored again by many engines at once, in every order: the index ends with
+    what the last event of each says."""
+    random = Random(8)
+    keys = chain(1, 40)
+    for _ in range(50):
+        index = PrefixIndex()
+        slots = [index.add_slot() for _ in range(4)]
+        last: dict[tuple[int, int], bool] = {}
+        for _ in range(60):
+            slot, begin = random.choice(slots), random.randrange(40)
+            some = keys[begin : begin + 8]
+            is_stored = random.random() < 0.5
+            (index.store if is_stored else index.remove)(slot, some)
+            last |= {(slot, key): is_stored for key in some}
+        for (slot, key), is_held in last.items():
+            assert bool(index.holders(key) >> slot & 1) is is_held
+        for slot in slots:
+            index.forget(slot)
+        while index.sweep():
+            pass
+        assert len(index) == 0
+
+
 def test_assumed_blocks_count_as_held() -> None:
     index = PrefixIndex()
     prompt = chain(1, 10)
