@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -138,7 +138,7 @@ class TorchRunner:
                 outputs[i] = output
         for i, entries in prompt_logprobs.items():
             if outputs[i].error is None:
-                outputs[i] = replace(outputs[i], prompt_logprobs=entries)
+                outputs[i] = msgspec.structs.replace(outputs[i], prompt_logprobs=entries)
         return outputs
 
     def _prompt_logprobs(
