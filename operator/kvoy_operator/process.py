@@ -44,6 +44,8 @@ _TURN_S = 5.0
 at once are each slower by as much on a busy API server, and nothing is done earlier."""
 _LOOK_S = 10.0
 """Between two looks whether a watch began anew."""
+_DOUBT_S = 60.0
+"""Until the next resync when one has found what a watch had not brought."""
 
 
 class Operator:
@@ -65,6 +67,7 @@ class Operator:
             lambda: self._watches.kinds(),
             self._put,
             self._gone,
+            self._health.missed,
         )
         self._watches = Watches(
             self._api,
@@ -141,15 +144,16 @@ class Operator:
             self._add(set(self._store.all_keys()))
 
     async def _resync_forever(self) -> None:
-        """Every `resync_s`, and soon after a watch had to begin anew."""
-        loop, config = asyncio.get_running_loop(), self._config
-        due_s, num_lists = loop.time() + config.resync_s, self._health.num_lists
+        """Every `resync_s`, and soon after a watch had to begin anew or has left something out."""
+        loop, resync_s = asyncio.get_running_loop(), self._config.resync_s
+        due_s, num_lists = loop.time() + resync_s, self._health.num_lists
         while True:
-            await asyncio.sleep(min(_LOOK_S, config.resync_s))
+            await asyncio.sleep(min(_LOOK_S, resync_s))
             if loop.time() < due_s and num_lists == self._health.num_lists:
                 continue
-            due_s, num_lists = loop.time() + config.resync_s, self._health.num_lists
-            await _until_answered(self._resync.run_once)
+            started_s, num_lists = loop.time(), self._health.num_lists
+            num_missed = await _until_answered(self._resync.run_once)
+            due_s = started_s + (min(_DOUBT_S, resync_s) if num_missed else resync_s)
 
     async def _optional_kind_changed(self, kind: Kind, is_watched: bool) -> None:
         if is_watched:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -74,14 +74,17 @@ class Resync:
         kinds: Callable[[], Sequence[Kind]],
         on_put: OnPut,
         on_gone: OnGone,
+        on_missed: Callable[[Collection[Kind]], object] = lambda _: None,
     ) -> None:
-        """`kinds` says what is watched at present; no `namespaces` means all."""
+        """`kinds` says what is watched at present; no `namespaces` means all. `on_missed` is told
+        of kinds whose watch has left something out."""
         self._api = api
         self._store = store
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._kinds = kinds
         self._on_put = on_put
         self._on_gone = on_gone
+        self._on_missed = on_missed
 
     async def run_once(self, kinds: Sequence[Kind] | None = None, patience_s: float = 10.0) -> int:
         """Make the store complete; how many objects the watches had not brought, having been silent
@@ -101,6 +104,7 @@ class Resync:
             await self._fetch(kind, ref)
         if late:
             log.warning("watches missed objects", extra={"num_objects": len(late)})
+            self._on_missed({kind for kind, _ in late})
         return len(late)
 
     async def _wait(self, listings: list[_Listing], patience_s: float) -> list[tuple[Kind, Ref]]:

@@ -3,6 +3,9 @@
 kopf reconnects a quiet watch after a minute and a long one after some more. So a kind whose list or
 watch has not been answered for longer than both together is stalled, whatever the reason: a cut
 network without an error, a watch task that ended, a rule that is missing.
+
+A watch may also be answered and bring nothing: a server whose cache is stuck, a task between the
+stream and us that hangs. A resync sees that, from what it has to fetch itself.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -24,6 +28,8 @@ SERVER_TIMEOUT_S = 180
 """How long one watch request may last: the server ends it, kopf goes on with the next."""
 INACTIVITY_TIMEOUT_S = 70
 """The server sends a bookmark every minute; a watch without one is dead."""
+DEAF_AFTER = 2
+"""Resyncs in a row that found objects which a watch had not brought; one may have been early."""
 STALLED_AFTER_S = SERVER_TIMEOUT_S + 2 * INACTIVITY_TIMEOUT_S
 
 
@@ -41,6 +47,7 @@ class WatchHealth:
         self._clock = clock
         self._lock = threading.Lock()
         self._watches: dict[str, _Watch] = {}  # by URL path
+        self._num_missed: Counter[str] = Counter()  # resyncs, by kind
         self.num_lists = 0
         """Pages of lists so far. A list after the first one means that a watch had lost its place,
         and does not tell what was deleted meanwhile."""
@@ -54,9 +61,16 @@ class WatchHealth:
         """`kind` is no longer watched there."""
         with self._lock:
             self._watches.pop(kind.path(namespace), None)
+            del self._num_missed[kind.name]
+
+    def missed(self, kinds: Collection[Kind]) -> None:
+        """A resync has found objects of these kinds that no watch had brought."""
+        with self._lock:
+            self._num_missed.update(kind.name for kind in kinds)
 
     def saw_event(self, kind: Kind, namespace: str) -> None:
         with self._lock:
+            del self._num_missed[kind.name]
             watch = self._watches.get(kind.path(namespace)) or self._watches.get(kind.path(None))
             if watch is not None:
                 watch.last_sign_s = self._clock()
@@ -86,8 +100,11 @@ class WatchHealth:
         return ages
 
     def stalled(self) -> list[str]:
-        """Kinds with a watch that is dead."""
-        return sorted(name for name, age_s in self.ages_s().items() if age_s > STALLED_AFTER_S)
+        """Kinds with a watch that is dead or deaf."""
+        dead = {name for name, age_s in self.ages_s().items() if age_s > STALLED_AFTER_S}
+        with self._lock:
+            deaf = {name for name, count in self._num_missed.items() if count >= DEAF_AFTER}
+        return sorted(dead | deaf)
 
     def trace(self, prefix: str) -> aiohttp.TraceConfig:
         """Hooks for the session that kopf watches with; `prefix` is the path that the server's own
