@@ -145,3 +145,17 @@ def test_the_router_cost_benchmark_runs_from_end_to_end(
     (report,) = msgspec.json.decode(capsys.readouterr().out)["benches"]
     assert report["figures"]["cpu_us_per_chunk_router"] > 0
     assert report["figures"]["resident_mb"] > 10
+
+
+@pytest.mark.slow
+def test_the_index_benchmark_runs_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["index", "--smoke", "--repeats", "1", "--json", "--logs", str(tmp_path)]
+
+    assert main(argv) == 0
+
+    (report,) = msgspec.json.decode(capsys.readouterr().out)["benches"]
+    assert len(report["goals"]) == 5
+    assert all(goal["figure"] is not None for goal in report["goals"])
+    assert report["figures"]["hash_events_per_s"] > 0

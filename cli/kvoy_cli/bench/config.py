@@ -14,6 +14,7 @@ NAMES = (
     "router-cost",
     "memory",
     "equality",
+    "index",
 )
 RUN_WORKLOADS = ("short", "no-reuse", "shared-prefix", "conversation")
 MIN_REPEATS = 5
