@@ -65,7 +65,6 @@ class VirtualEngine:
         self.hub.load = self.core.load()
         self.info = _describe(group, epoch)
         self.is_alive = True
-        self.num_steps = 0
         self._watch = CoreWatch(STALL_TIMEOUT_S, group.core.max_num_batched_tokens)
         self._started_s = clock.now_s
         self._request_s = request_s
@@ -163,7 +162,6 @@ class VirtualEngine:
         if not self.is_alive or self._is_held(self._end_step, batch, output):
             return
         self._is_stepping = False
-        self.num_steps += 1
         self._emit(self.core.update(batch, output, self._clock.now_s))
         self._turn()
 
@@ -176,7 +174,7 @@ class VirtualEngine:
         return True
 
     def _emit(self, output: StepOutput) -> None:
-        attempts = self._attempts
+        attempts, now_s = self._attempts, self._clock.now_s
         said: dict[VirtualRouter, Said] = {}
         for out in output.tokens:
             attempt = attempts.get(out.request_id)
@@ -184,6 +182,7 @@ class VirtualEngine:
                 continue  # its router has hung up
             if out.token_ids:
                 attempt.num_tokens += 1
+                attempt.heard_s = now_s
             if out.finish_reason is not None:
                 del attempts[out.request_id]
             elif attempt.num_tokens > 1:

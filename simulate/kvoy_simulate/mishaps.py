@@ -60,9 +60,9 @@ class Mishaps:
                 clock.after(event.for_s, self._mend, event)
             case RouterRestarts():
                 if event.is_killed:
-                    fleet.kill_router(event.router, event.down_s)
+                    fleet.replicas.kill(event.router, event.down_s)
                 else:
-                    fleet.roll_router(event.router, event.grace_s)
+                    fleet.replicas.roll(event.router, event.grace_s)
             case ScaleUp():
                 clock.after(event.load_s, self._scale_up, event)
             case ScaleDown():
@@ -98,14 +98,14 @@ class Mishaps:
     def _links_of(self, event: TelemetryLost) -> list[TelemetryLink]:
         return [
             link
-            for router in self._fleet.live_routers
+            for router in self._fleet.replicas.live
             for address, link in router.links.items()
             if _concerns(event, router, address)
         ]
 
     def _mend(self, event: TelemetryLost) -> None:
         self._lost.remove(event)
-        for router in self._fleet.live_routers:
+        for router in self._fleet.replicas.live:
             for address, link in router.links.items():
                 if not any(_concerns(other, router, address) for other in self._lost):
                     link.mend()

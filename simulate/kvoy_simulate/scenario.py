@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kvoy_engine.core_config import CoreConfig
 from kvoy_engine.timing_model import TimingModel
+from kvoy_router.flow_ticket import FlowLimits
 from kvoy_router.pool import PoolConfig
 from kvoy_simulate.traffic import Workload
 
@@ -155,7 +156,17 @@ class Scenario:
     pool: PoolConfig = field(default_factory=PoolConfig)
     events: tuple[Event, ...] = ()
     max_retries: int = 2
-    """Other engines that a router tries after a failure, for one request."""
+    """Further engines that a router tries for a request of whose answer nothing has come."""
+    max_resumes: int = 2
+    """Further engines that go on with a stream."""
+    hang_timeout_s: float = 3.0
+    """Without a heartbeat for so long, or in a step of so long at least, an engine hangs."""
+    retry_share: float = 0.2
+    """Retries, and likewise resumes, for each request."""
+    retry_burst: int = 1024
+    """Of them, those that may come at once."""
+    flow: FlowLimits | None = None
+    """Flow control in every router; None: requests go to engines at once."""
     sample_s: float = 0.5
     """Between two samples of each engine's load."""
 
@@ -165,10 +176,10 @@ class Scenario:
         names = [group.name for group in self.engines]
         if len(set(names)) < len(names):
             raise ValueError(f"engines: group names must differ: {', '.join(names)}")
-        for name in ("duration_s", "sample_s"):
+        for name in ("duration_s", "sample_s", "hang_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("warmup_s", "drain_s", "max_retries"):
+        for name in ("warmup_s", "drain_s", "max_retries", "max_resumes", "retry_burst"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.routers < 1:
