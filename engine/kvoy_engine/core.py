@@ -277,7 +277,7 @@ def _finish_reason(seq: Sequence) -> FinishReason | None:
     output_ids = seq.output_ids
     if output_ids and output_ids[-1] in seq.stop_ids:
         return FinishReason.STOP
-    if not seq.samples:
+    if len(seq.prompt_ids) + len(output_ids) >= seq.token_limit:
         return FinishReason.LENGTH
     return None
 

@@ -38,6 +38,7 @@ _ERROR_MARGIN = 1.5
 _GROWTH_MARGIN = 1.1
 """Of the latest decode steps' time, for the growth of context between two of them."""
 _REFERENCE_CHUNK = 512
+_LEAST_PIVOT = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class PaceModel:
         return n / max(self.estimate_s(alone), 1e-9)
 
     def estimate_s(self, shape: StepShape) -> float:
-        return max(sum(map(float.__mul__, self._costs, _features(shape))), 1e-6)
+        return max(_dot(self._costs, _features(shape)), 1e-6)
 
     def allowance_s(self, shape: StepShape, ratio: float) -> float:
         """Seconds that prefill may add to these decodes for a step of at most `ratio` times their
@@ -171,22 +172,27 @@ class PaceModel:
 
     def _fit(self, x: list[float], y: float) -> None:
         info = self._information
-        size = range(len(x))
         # A step with prefill fades what is known of prefill alone: else a long prompt, whose chunks
         # grow dearer with their context, would slowly teach that decodes had grown dearer.
-        faded = [0.0, 0.0, 0.0, *x[3:]] if x[3] else x
-        pull = [sum(map(float.__mul__, info[i], faded)) for i in size]
-        strength = sum(map(float.__mul__, faded, pull))
-        fade = (1 - _KEEP) / strength
-        for i in size:
-            row, x_i, fade_i = info[i], x[i], fade * pull[i]
-            for j in size:
-                row[j] += x_i * x[j] - fade_i * pull[j]
-        error = y - sum(map(float.__mul__, self._costs, x))
+        faded = [0.0, 0.0, 0.0, x[3], x[4]] if x[3] else x
+        pull = [_dot(row, faded) for row in info]
+        fade = (1 - _KEEP) / _dot(faded, pull)
+        for i, row in enumerate(info):
+            x_i, fade_i = x[i], fade * pull[i]
+            info[i] = [
+                known + (x_i * x_j - fade_i * pull_j)
+                for known, x_j, pull_j in zip(row, x, pull, strict=True)
+            ]
+        error = y - _dot(self._costs, x)
         change = _solve(info, x)
         self._costs = [
             cost + error * delta for cost, delta in zip(self._costs, change, strict=True)
         ]
+
+
+def _dot(a: list[float], b: list[float]) -> float:
+    """Written out: a step's fit takes a good part of a simulated engine's time otherwise."""
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3] + a[4] * b[4]
 
 
 def _features(shape: StepShape) -> list[float]:
@@ -201,22 +207,27 @@ def _features(shape: StepShape) -> list[float]:
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small symmetric positive definite system by Cholesky's factors."""
-    size = len(right)
-    lower = [[0.0] * size for _ in range(size)]
-    for i in range(size):
-        for j in range(i + 1):
-            rest = matrix[i][j]
-            for k in range(j):
-                rest -= lower[i][k] * lower[j][k]
-            lower[i][j] = math.sqrt(max(rest, 1e-12)) if i == j else rest / lower[j][j]
-    solution = list(right)
-    for i in range(size):
-        for k in range(i):
-            solution[i] -= lower[i][k] * solution[k]
-        solution[i] /= lower[i][i]
-    for i in reversed(range(size)):
-        for k in range(i + 1, size):
-            solution[i] -= lower[k][i] * solution[k]
-        solution[i] /= lower[i][i]
-    return solution
+    """Solve a symmetric positive definite system of five equations by Cholesky's factors."""
+    (m00, *_), (m10, m11, *_), (m20, m21, m22, *_), (m30, m31, m32, m33, _), last = matrix
+    m40, m41, m42, m43, m44 = last
+    l00 = math.sqrt(max(m00, _LEAST_PIVOT))
+    l10, l20, l30, l40 = m10 / l00, m20 / l00, m30 / l00, m40 / l00
+    l11 = math.sqrt(max(m11 - l10 * l10, _LEAST_PIVOT))
+    l21, l31, l41 = (m21 - l20 * l10) / l11, (m31 - l30 * l10) / l11, (m41 - l40 * l10) / l11
+    l22 = math.sqrt(max(m22 - l20 * l20 - l21 * l21, _LEAST_PIVOT))
+    l32 = (m32 - l30 * l20 - l31 * l21) / l22
+    l42 = (m42 - l40 * l20 - l41 * l21) / l22
+    l33 = math.sqrt(max(m33 - l30 * l30 - l31 * l31 - l32 * l32, _LEAST_PIVOT))
+    l43 = (m43 - l40 * l30 - l41 * l31 - l42 * l32) / l33
+    l44 = math.sqrt(max(m44 - l40 * l40 - l41 * l41 - l42 * l42 - l43 * l43, _LEAST_PIVOT))
+    b0 = right[0] / l00
+    b1 = (right[1] - l10 * b0) / l11
+    b2 = (right[2] - l20 * b0 - l21 * b1) / l22
+    b3 = (right[3] - l30 * b0 - l31 * b1 - l32 * b2) / l33
+    b4 = (right[4] - l40 * b0 - l41 * b1 - l42 * b2 - l43 * b3) / l44
+    x4 = b4 / l44
+    x3 = (b3 - l43 * x4) / l33
+    x2 = (b2 - l32 * x3 - l42 * x4) / l22
+    x1 = (b1 - l21 * x2 - l31 * x3 - l41 * x4) / l11
+    x0 = (b0 - l10 * x1 - l20 * x2 - l30 * x3 - l40 * x4) / l00
+    return [x0, x1, x2, x3, x4]
