@@ -143,6 +143,8 @@ async def test_the_account_may_do_nothing_else(scene: Scene) -> None:
 async def test_two_hundred_pods_come_and_go(scene: Scene) -> None:
     service = scene.add_service("qwen")
     scene.deploy("qwen-s-r1", service, 200)
+    # A call of theirs may time out and be carried out: then there are more for a moment.
+    await scene.until_made("qwen-s-r1", 200)
     pods = await scene.pods_of("qwen-s-r1", 200)
     for pod in pods[:100]:
         scene.give_address(pod["metadata"]["name"])

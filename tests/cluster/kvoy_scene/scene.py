@@ -176,6 +176,17 @@ class Scene:
         await eventually(lambda: len(self.pods(app)) == count, WAIT_S)
         return self.pods(app)
 
+    async def until_made(self, deployment: str, count: int) -> None:
+        """Wait until its controllers have seen all of its pods: they make and remove none now."""
+
+        def are_made() -> bool:
+            status = self.server.api.get(self.path("deployments", deployment, "apis/apps/v1"))[
+                "status"
+            ]
+            return bool(status.get("replicas") == count)
+
+        await eventually(are_made, WAIT_S)
+
     def give_address(self, pod: str, ip: str = "") -> str:
         """Let it run, at a free address of loopback unless told."""
         ip = ip or next(_addresses)
