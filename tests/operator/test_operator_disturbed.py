@@ -265,9 +265,13 @@ def test_an_upgrade_with_other_images_changes_no_engine(site: _Disturbed) -> Non
     site.wait_for_condition("qwen", "Ready", "True", "AllReady")
     assert _fingerprint(site) == before
     site.settle(engine={"kind": "sim", **_NEWER}, prefill={"replicas": 1})
-    for engine in site.engines():
-        (container,) = engine["spec"]["template"]["spec"]["containers"]
-        assert container["image"] == "elsewhere/sim:2"
+
+    def engine_images() -> set[str]:
+        specs = [engine["spec"]["template"]["spec"] for engine in site.engines()]
+        return {str(container["image"]) for spec in specs for container in spec["containers"]}
+
+    # A service is settled while its old pods still drain.
+    site.wait_until(lambda: engine_images() == {"elsewhere/sim:2"}, "the old revision is gone")
 
 
 def _wait_for_end(operator: OperatorProcess) -> None:
