@@ -6,21 +6,9 @@ returned, so that the rest is still applied; what may pass is raised.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final
 
-import msgspec
-
-from kvoy_contract.names import (
-    API_GROUP,
-    MANAGED_BY,
-    MANAGED_BY_LABEL,
-    ROUTER_LABEL,
-    SERVICE_LABEL,
-)
 from kvoy_operator.acceptance import Refusal, name_clash
 from kvoy_operator.api_errors import ApiRefusal
 from kvoy_operator.cluster import Cluster
@@ -28,12 +16,13 @@ from kvoy_operator.compare import is_applied, stamped
 from kvoy_operator.identity import (
     Manifest,
     fleet_secret_name,
-    internal_secret_name,
     router_name,
 )
-from kvoy_operator.kinds import DEPLOYMENT, JOB, LLM_SERVICE, SECRET, SERVICE, kind_of
-from kvoy_operator.observed import Body, ChildKey, Observed
+from kvoy_operator.kinds import DEPLOYMENT, JOB, SECRET, kind_of
+from kvoy_operator.observed import Body, ChildKey, Observed, child_key
+from kvoy_operator.ownership import Ownership, ownership
 from kvoy_operator.refusals import recheck_after_s, refusal_by
+from kvoy_operator.secret_mark import SecretMark
 from kvoy_operator.together import together
 
 _RECHECK_S = 2.0
@@ -51,24 +40,8 @@ _PRUNED = frozenset(
     }
 )
 """Deleted when they are no longer rendered. A claim holds data and stays until its owner goes."""
-
-
 _FIRST = frozenset({"PersistentVolumeClaim", "RoleBinding", "Secret", "ServiceAccount"})
 """What pods need from their first second on."""
-
-_SECRETS_ANNOTATION: Final = f"{API_GROUP}/secrets"
-"""On the first Service of an owner: a digest of its Secrets as they were applied. They may not be
-read back, and else a new operator would have to write all of them again. Taking it away has them
-applied once more."""
-
-
-class Ownership(Enum):
-    OURS = "ours"
-    ORPHAN = "orphan"
-    """Ours by its labels, but nobody's: it lost its owner and is taken over."""
-    DYING = "dying"
-    """It belonged to an owner of that name who is gone: garbage collection is on its way."""
-    STRANGER = "stranger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +50,6 @@ class Outcome:
     """What the API server will not have, in words for the status."""
     requeue_after_s: float | None = None
     """Something goes away first."""
-
-
-def ownership(live: Body, owner: Body) -> Ownership:
-    """Whether a live object may be treated as `owner`'s child."""
-    controller = _controller(live)
-    if controller is not None:
-        if controller["uid"] == owner["metadata"]["uid"]:
-            return Ownership.OURS
-        same_name = (controller["kind"], controller["name"]) == (
-            owner["kind"],
-            owner["metadata"]["name"],
-        )
-        if same_name and controller["apiVersion"].startswith(f"{API_GROUP}/"):
-            return Ownership.DYING
-        return Ownership.STRANGER
-    labels = live["metadata"].get("labels") or {}
-    owner_label = SERVICE_LABEL if owner["kind"] == LLM_SERVICE.name else ROUTER_LABEL
-    is_orphan = (
-        labels.get(MANAGED_BY_LABEL) == MANAGED_BY
-        and labels.get(owner_label) == owner["metadata"]["name"]
-    )
-    return Ownership.ORPHAN if is_orphan else Ownership.STRANGER
 
 
 class Children:
@@ -113,8 +64,8 @@ class Children:
         Raises ApiFailure for what may pass.
         """
         manifests = list(wanted)
-        secrets = _Secrets.of(owner, manifests)
-        has_secrets = secrets.are_applied(owner, observed)
+        mark = SecretMark.of(owner, manifests)
+        has_secrets = mark.is_borne(owner, observed)
         first = [
             each
             for each in manifests
@@ -126,10 +77,10 @@ class Children:
             for each, result in zip(first, found, strict=True)
             if each["kind"] == SECRET.name
         ):
-            manifests = secrets.marked(manifests)
+            manifests = mark.put_on(manifests)
         rest = [each for each in manifests if each["kind"] not in _FIRST]
         found += await self._settle_wave(owner, rest, observed)
-        await self._prune(owner, {*map(_key, manifests), *kept}, observed)
+        await self._prune(owner, {*map(child_key, manifests), *kept}, observed)
         refusals = tuple(each for each in found if isinstance(each, Refusal))
         if Ownership.DYING in found:
             return Outcome(refusals, _RECHECK_S)
@@ -151,7 +102,7 @@ class Children:
             if key not in wanted and _is_prunable(key, live, owner)
         ]
         name = owner["metadata"]["name"]
-        has_router = any(_key(live) == (DEPLOYMENT.name, router_name(name)) for live in pruned)
+        has_router = any(child_key(live) == (DEPLOYMENT.name, router_name(name)) for live in pruned)
         if has_router and (SECRET.name, fleet_secret_name(name)) not in wanted:
             await self._delete_secret(owner, fleet_secret_name(name))
         await together(*(self.delete(live) for live in pruned))
@@ -192,7 +143,7 @@ class Children:
     ) -> Refusal | Ownership:
         if manifest["kind"] == SECRET.name:
             return await self._settle_secret(owner, manifest, is_new=not observed.children)
-        live = observed.children.get(_key(manifest))
+        live = observed.children.get(child_key(manifest))
         if live is None:
             if await self._cluster.create(manifest):
                 return Ownership.OURS
@@ -232,56 +183,6 @@ class Children:
         return Ownership.OURS
 
 
-@dataclass(frozen=True, slots=True)
-class _Secrets:
-    """An owner's Secrets, which are known to be there by a mark on its first Service."""
-
-    owner: str
-    bearer: ChildKey | None
-    """The Service; None: there is none, and they are applied each time."""
-    digest: str
-
-    @classmethod
-    def of(cls, owner: Body, manifests: Sequence[Manifest]) -> _Secrets:
-        secrets = [each for each in manifests if each["kind"] == SECRET.name]
-        text = msgspec.json.encode(secrets, order="deterministic")
-        bearers = [_key(each) for each in manifests if each["kind"] == SERVICE.name]
-        return cls(
-            owner["metadata"]["name"],
-            bearers[0] if bearers else None,
-            hashlib.sha256(text).hexdigest()[:16],
-        )
-
-    def are_applied(self, owner: Body, observed: Observed) -> bool:
-        live = observed.children.get(self.bearer) if self.bearer else None
-        if live is None or ownership(live, owner) is not Ownership.OURS:
-            return False
-        annotations = live["metadata"].get("annotations") or {}
-        is_marked = annotations.get(_SECRETS_ANNOTATION) == self.digest
-        return is_marked and not self._is_one_missed(observed)
-
-    def marked(self, manifests: Iterable[Manifest]) -> list[Manifest]:
-        """With the mark, for when they are applied."""
-        return [self._mark(each) if _key(each) == self.bearer else each for each in manifests]
-
-    def _mark(self, manifest: Manifest) -> Manifest:
-        metadata = manifest["metadata"]
-        annotations = {**metadata.get("annotations", {}), _SECRETS_ANNOTATION: self.digest}
-        return {**manifest, "metadata": {**metadata, "annotations": annotations}}
-
-    def _is_one_missed(self, observed: Observed) -> bool:
-        """Whether some pod waits for a Secret of ours that somebody has deleted: none is
-        watched."""
-        names = (internal_secret_name, fleet_secret_name)
-        ours = [f'secret "{name(self.owner)}"' for name in names]
-        return any(
-            name in container.waiting_message
-            for pod in observed.pods
-            for container in pod.containers
-            for name in ours
-        )
-
-
 async def adopt(cluster: Cluster, manifest: Body, live: Body) -> None:
     """Take over an object without touching its spec."""
     metadata = manifest["metadata"]
@@ -289,22 +190,6 @@ async def adopt(cluster: Cluster, manifest: Body, live: Body) -> None:
         live,
         {"ownerReferences": metadata["ownerReferences"], "labels": metadata["labels"]},
     )
-
-
-def has_metadata(manifest: Body, live: Body) -> bool:
-    """Whether a live object has all labels of the manifest."""
-    wanted: Mapping[str, Any] = manifest["metadata"]["labels"]
-    labels = live["metadata"].get("labels") or {}
-    return all(labels.get(name) == value for name, value in wanted.items())
-
-
-def _key(manifest: Body) -> ChildKey:
-    return ChildKey(manifest["kind"], manifest["metadata"]["name"])
-
-
-def _controller(live: Body) -> Mapping[str, Any] | None:
-    references = live["metadata"].get("ownerReferences") or ()
-    return next((reference for reference in references if reference.get("controller")), None)
 
 
 def _is_prunable(key: ChildKey, live: Body, owner: Body) -> bool:

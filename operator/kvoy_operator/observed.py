@@ -19,6 +19,10 @@ class ChildKey(NamedTuple):
     name: str
 
 
+def child_key(body: Body) -> ChildKey:
+    return ChildKey(body["kind"], body["metadata"]["name"])
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerView:
     name: str

@@ -30,6 +30,11 @@ class Gone(Exception):
     it."""
 
 
+def soonest(*delays_s: float | None) -> float | None:
+    """The first that is due; None: nothing is."""
+    return min((delay_s for delay_s in delays_s if delay_s is not None), default=None)
+
+
 class Reconciler:
     """The work of the queue."""
 
@@ -70,8 +75,7 @@ class Reconciler:
             self._metrics.reconciles.labels(key.kind, result).inc()
             self._metrics.reconcile_seconds.labels(key.kind).observe(self._clock() - started_s)
         self._recovered(key)
-        resync_s = self._resync_delay_s()
-        return resync_s if delay_s is None else min(delay_s, resync_s)
+        return soonest(delay_s, self._resync_delay_s())
 
     def _resync_delay_s(self) -> float:
         """Spread, so that resources that were created together do not stay together."""

@@ -19,7 +19,7 @@ from kvoy_operator.manifests import is_behind, render_shared_router
 from kvoy_operator.news import Newsroom
 from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.options import RenderOptions
-from kvoy_operator.reconcile import Gone
+from kvoy_operator.reconcile import Gone, soonest
 from kvoy_operator.record import Key, Ref
 from kvoy_operator.refusals import recheck_after_s
 from kvoy_operator.report import Reporter
@@ -71,8 +71,7 @@ class RouterStory:
             outcome = Outcome((invalid(error),))
         refusal = outcome.refusals[0] if outcome.refusals else None
         await self._report(key, body, router, services, refusal)
-        delays_s = [each for each in (outcome.requeue_after_s, look_s) if each is not None]
-        return min(delays_s, default=None)
+        return soonest(outcome.requeue_after_s, look_s)
 
     async def _settle(
         self, key: Key, body: Body, router: LLMRouter, services: list[LLMService]

@@ -14,21 +14,19 @@ from typing import Any
 
 from kvoy_operator.acceptance import Refusal, invalid, refusal_of, shadowed
 from kvoy_operator.api_errors import ApiRefusal
-from kvoy_operator.children import Children, Outcome, Ownership, ownership
+from kvoy_operator.children import Children, Outcome
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.conditions import RouterState
 from kvoy_operator.errors import InvalidSpec
 from kvoy_operator.identity import prefill_scaler_name
-from kvoy_operator.kinds import (
-    LLM_ROLE_SCALER,
-    LLM_ROUTER,
-)
+from kvoy_operator.kinds import LLM_ROLE_SCALER, LLM_ROUTER
 from kvoy_operator.manifests import is_model_cached, render_support
 from kvoy_operator.metrics import Metrics
 from kvoy_operator.news import Newsroom
 from kvoy_operator.observed import Body, ChildKey, Observed
 from kvoy_operator.options import RenderOptions
-from kvoy_operator.reconcile import Gone
+from kvoy_operator.ownership import Ownership, ownership
+from kvoy_operator.reconcile import Gone, soonest
 from kvoy_operator.record import Key, Ref
 from kvoy_operator.refusals import recheck_after_s, server_fault
 from kvoy_operator.report import Reporter
@@ -115,8 +113,7 @@ class ServiceStory:
         self._metrics.set_pools(
             key, {pool["name"]: (pool["desired"], pool["ready"]) for pool in status["pools"]}
         )
-        delays_s = [each for each in (told.requeue_after_s, look_s) if each is not None]
-        return min(delays_s, default=None)
+        return soonest(told.requeue_after_s, look_s)
 
     async def _tell(self, key: Key, body: Body) -> _Told:
         try:
@@ -169,13 +166,12 @@ class ServiceStory:
             return dataclasses.replace(told, requeue_after_s=recheck_after_s(refusal))
         observed = self._observe(key, body)
         is_waiting = any(workload.is_deleting for workload in observed.workloads)
-        delays_s = [step.requeue_after_s, outcome.requeue_after_s]
-        delays_s += [_RECHECK_S] if is_waiting else []
+        recheck_s = _RECHECK_S if is_waiting else None
         return _Told(
             facts_of(service, counts, revision_of(service)),
             self._router_state(key, service.spec.router.ref, observed),
             step,
-            requeue_after_s=min((each for each in delays_s if each is not None), default=None),
+            requeue_after_s=soonest(step.requeue_after_s, outcome.requeue_after_s, recheck_s),
         )
 
     async def _settle_surroundings(self, key: Key, body: Body, service: LLMService) -> Outcome:

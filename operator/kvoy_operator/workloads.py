@@ -9,19 +9,14 @@ from collections.abc import Collection
 
 from kvoy_operator.acceptance import Refusal, name_clash
 from kvoy_operator.api_errors import ApiRefusal
-from kvoy_operator.children import (
-    Children,
-    Ownership,
-    adopt,
-    has_metadata,
-    ownership,
-)
+from kvoy_operator.children import Children, adopt
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.identity import Manifest
 from kvoy_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, kind_of
 from kvoy_operator.manifests import render_workload
 from kvoy_operator.observed import Body, ChildKey, Observed, WorkloadView
 from kvoy_operator.options import RenderOptions
+from kvoy_operator.ownership import Ownership, has_metadata, ownership
 from kvoy_operator.refusals import refusal_by
 from kvoy_operator.resources import LLMService
 from kvoy_operator.rollout import RolloutStep

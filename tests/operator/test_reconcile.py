@@ -16,12 +16,13 @@ from kvoy_operated.virtual_time import run_virtually
 from kvoy_operator.acceptance import Refusal
 from kvoy_operator.api import Api
 from kvoy_operator.api_errors import ApiFailure, ApiRefusal, ApiUnreachable
-from kvoy_operator.children import Children, Ownership, ownership
+from kvoy_operator.children import Children
 from kvoy_operator.cluster import Cluster
 from kvoy_operator.connectivity import Connectivity
 from kvoy_operator.kinds import DEPLOYMENT, LLM_SERVICE, SECRET, SERVICE
 from kvoy_operator.metrics import Metrics
 from kvoy_operator.observed import Observed
+from kvoy_operator.ownership import Ownership, ownership
 from kvoy_operator.reconcile import Gone, Reconciler
 from kvoy_operator.record import Key, Ref, record_of
 from kvoy_operator.refusals import refusal_by
