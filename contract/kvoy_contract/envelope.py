@@ -53,6 +53,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     the request's id."""
     created: int = 0
     """The answer's `created`, seconds since 1970; 0: the engine's own time."""
+    priority: int | None = None
+    """Within the engine, lower first; None: what the body says."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -57,6 +57,12 @@ class PreparedRequest:
         return sum(len(job.token_ids) for job in self.jobs)
 
     @property
+    def priority(self) -> int:
+        """Lower first. A router knows more about it than the client's body."""
+        told = None if self.envelope is None else self.envelope.priority
+        return self.request.priority if told is None else told
+
+    @property
     def wants_token_ids(self) -> bool:
         return self.envelope is not None and self.envelope.want_token_ids
 
@@ -199,7 +205,7 @@ class CommandFactory:
             prepared.seed_hash,
             choices,
             self._clock(),
-            prepared.request.priority,
+            prepared.priority,
         )
 
 

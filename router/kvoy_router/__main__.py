@@ -17,9 +17,10 @@ from prometheus_client import disable_created_metrics
 
 from kvoy_contract import logs
 from kvoy_contract.settings import read_settings
+from kvoy_router import keys_command
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
-from kvoy_router.errors import NoClusterError
+from kvoy_router.errors import BadFile, NoClusterError
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,11 @@ _DESCRIPTION = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a router; returns the exit status."""
-    config = read_settings(RouterConfig, "kvoy router", _DESCRIPTION, argv)
+    """Run a router, or `kvoy router key ...`; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["key"]:
+        return keys_command.main(arguments[1:])
+    config = read_settings(RouterConfig, "kvoy router", _DESCRIPTION, arguments)
     logs.configure(config.log_level, config.log_format)
     # Calls to the Kubernetes API are no events of a router.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -45,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             runner.run(_serve(config))
     except NoClusterError as error:
         print(f"kvoy router: --kubernetes: {error}", file=sys.stderr)
+        return 1
+    except BadFile as error:
+        print(f"kvoy router: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"kvoy router: {_explain(error, config)}", file=sys.stderr)
@@ -58,11 +65,12 @@ async def _serve(config: RouterConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     router = Router(config)
+    scheme = "http" if router.tls is None else "https"
     async with router.serving():
         log.info(
             "router listens",
             extra={
-                "url": f"http://{config.host}:{router.server.port}/v1",
+                "url": f"{scheme}://{config.host}:{router.server.port}/v1",
                 "policy": config.policy,
                 "router_id": router.pool.router_id,
             },

@@ -32,9 +32,11 @@ from kvoy_contract.openai import (
     parse_detokenize,
     parse_tokenize,
 )
+from kvoy_router.access import Client
 from kvoy_router.asgi_bridge import AsgiApp, run_asgi
 from kvoy_router.breaker import Breakers
 from kvoy_router.dispatch import Dispatcher
+from kvoy_router.entrance import Entrance
 from kvoy_router.http_message import JSON_TYPE, Request
 from kvoy_router.http_response import Response
 from kvoy_router.metrics import Metrics
@@ -54,6 +56,7 @@ class Api:
     def __init__(
         self,
         proxy: Proxy,
+        entrance: Entrance,
         dispatcher: Dispatcher,
         pool: Pool,
         prompts: Prompts,
@@ -64,6 +67,7 @@ class Api:
     ) -> None:
         """`unready_reason` says why this router is not ready; None when it is."""
         self._proxy = proxy
+        self._entrance = entrance
         self._dispatcher = dispatcher
         self._pool = pool
         self._prompts = prompts
@@ -73,7 +77,6 @@ class Api:
         self._started = int(time.time())
         self._posts = {TOKENIZE_PATH: self._tokenize, DETOKENIZE_PATH: self._detokenize}
         self._gets: dict[str, Callable[[Response], None]] = {
-            MODELS_PATH: self._list_models,
             "/health": self._health,
             "/ready": self._ready,
         }
@@ -95,11 +98,11 @@ class Api:
             raise MethodNotAllowed(f"{path} takes {allowed}.", allow=allowed)
         elif path in self._posts:
             check_headers(request)
-            await self._posts[path](request, response)
+            await self._posts[path](request, self._entrance.identify(request), response)
         elif path in self._gets:
             self._gets[path](response)
         else:
-            self._show_model(path.removeprefix(MODELS_PATH + "/"), response)
+            self._show_models(path, self._entrance.identify(request), response)
 
     async def serve_admin(self, request: Request, response: Response) -> None:
         if request.path in _HEALTH_PATHS and request.method in ("GET", "HEAD"):
@@ -111,7 +114,7 @@ class Api:
         """What Allow says of a path of the main API; None for any other path."""
         if path in _GENERATING or path in self._posts:
             return b"POST, OPTIONS"
-        if path in self._gets or path.startswith(MODELS_PATH + "/"):
+        if path in self._gets or path == MODELS_PATH or path.startswith(MODELS_PATH + "/"):
             return b"GET, HEAD, OPTIONS"
         return None
 
@@ -124,9 +127,10 @@ class Api:
         body = msgspec.json.encode({"status": reason or "ready"})
         response.send(status, [JSON_TYPE], body)
 
-    def _cards(self) -> dict[str, ModelCard]:
+    def _cards(self, client: Client) -> dict[str, ModelCard]:
+        """Of the models that the client may use."""
         cards = {}
-        for name in self._pool.models():
+        for name in filter(client.allows, self._pool.models()):
             infos = [e.info for e in self._pool.endpoints_of(name) if e.info is not None]
             limits = [info.max_model_len for info in infos if info.max_model_len]
             root = infos[0].served_model if infos and infos[0].served_model != name else None
@@ -138,26 +142,30 @@ class Api:
             )
         return cards
 
-    def _list_models(self, response: Response) -> None:
-        response.send(200, [JSON_TYPE], encode(ModelList(data=list(self._cards().values()))))
-
-    def _show_model(self, name: str, response: Response) -> None:
-        card = self._cards().get(name)
+    def _show_models(self, path: str, client: Client, response: Response) -> None:
+        """All, or the one that the path names. Raises ModelNotFound."""
+        cards = self._cards(client)
+        if path == MODELS_PATH:
+            response.send(200, [JSON_TYPE], encode(ModelList(data=list(cards.values()))))
+            return
+        name = path.removeprefix(MODELS_PATH + "/")
+        card = cards.get(name)
         if card is None:
             raise ModelNotFound(name)
         response.send(200, [JSON_TYPE], encode(card))
 
-    def _model_or_only(self, model: str | None) -> str:
-        names = self._pool.models()
+    def _model_or_only(self, model: str | None, client: Client) -> str:
+        names = list(filter(client.allows, self._pool.models()))
         if model is not None:
+            client.check_model(model)
             return model
         if len(names) != 1:
             raise BadRequest("Several models are served; name one.", param="model")
         return names[0]
 
-    async def _tokenize(self, request: Request, response: Response) -> None:
+    async def _tokenize(self, request: Request, client: Client, response: Response) -> None:
         parsed = parse_tokenize(request.body)
-        encoder, info = self._dispatcher.encoder_for(self._model_or_only(parsed.model))
+        encoder, info = self._dispatcher.encoder_for(self._model_or_only(parsed.model, client))
 
         def work() -> list[int]:
             if parsed.messages is not None:
@@ -172,9 +180,9 @@ class Api:
         )
         response.send(200, [JSON_TYPE], encode(answer))
 
-    async def _detokenize(self, request: Request, response: Response) -> None:
+    async def _detokenize(self, request: Request, client: Client, response: Response) -> None:
         parsed = parse_detokenize(request.body)
-        encoder, _ = self._dispatcher.encoder_for(self._model_or_only(parsed.model))
+        encoder, _ = self._dispatcher.encoder_for(self._model_or_only(parsed.model, client))
         text = await self._prompts.in_thread(
             lambda: encoder.decode(parsed.tokens, skip_special_tokens=False)
         )

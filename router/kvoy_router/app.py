@@ -11,21 +11,29 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
 from kvoy_contract.errors import ApiError
+from kvoy_router.access import Access
 from kvoy_router.api import Api, make_admin_app
 from kvoy_router.breaker import BreakerLimits, Breakers
 from kvoy_router.config import RouterConfig
 from kvoy_router.dispatch import Dispatcher
+from kvoy_router.entrance import Entrance
+from kvoy_router.errors import BadFile
 from kvoy_router.failover import FailoverLimits
 from kvoy_router.fleet import Fleet
+from kvoy_router.flow_gate import FlowGate
+from kvoy_router.flow_room import PoolRoom
 from kvoy_router.found import FoundEngine
 from kvoy_router.health_watch import HealthWatch
 from kvoy_router.http_client import ClientPool
 from kvoy_router.http_server import HttpServer
+from kvoy_router.keys import Keyring
+from kvoy_router.keys_file import KeysFile
 from kvoy_router.metrics import Metrics, ServerGauges
 from kvoy_router.policies import make_policy
 from kvoy_router.pool import Pool, PoolConfig
@@ -34,6 +42,7 @@ from kvoy_router.proxy import Proxy, ProxyOptions
 from kvoy_router.retry_budget import RetryBudget
 from kvoy_router.sources import Sources
 from kvoy_router.telemetry import TelemetryClient, TelemetryOptions
+from kvoy_router.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +55,7 @@ class Router:
     """Made inside a running event loop. `serving` is its life."""
 
     def __init__(self, config: RouterConfig) -> None:
-        """Raises NoClusterError when it is to ask Kubernetes and knows none."""
+        """Raises NoClusterError when it is to ask Kubernetes and knows none, and BadFile."""
         self.config = config
         # Not the loop's clock: uvloop's has steps of a millisecond.
         self._now_s = time.monotonic
@@ -82,6 +91,11 @@ class Router:
         self._telemetry_options = TelemetryOptions(
             router_id, version("kvoy"), silence_s=config.stale_after_s
         )
+        self.gate = FlowGate(PoolRoom(self.pool), config.flow_limits, self._now_s)
+        self.keys_file, self.tls = self._read_files()
+        keyring = None if self.keys_file is None else self.keys_file.keyring
+        access = Access(keyring, config.objectives, time.time)
+        self.entrance = Entrance(access, self.gate, self.pool, self.metrics, self._now_s)
         self.fleet = Fleet(self.pool, self.prompts, self._watch, self.metrics.forget_engine)
         self.sources = Sources(config, self.pool, self.fleet, self.metrics, self._now_s)
         api = self._make_api(router_id)
@@ -90,6 +104,7 @@ class Router:
         if config.admin_port is not None:
             self.admin_server = HttpServer(api.serve_admin, config.http_limits)
         self.metrics.observe(self.pool, self._gauges, self._now_s)
+        self.metrics.flow.observe(self.gate.flow)
         self.metrics.failover.observe(self.pool, self.breakers, self._budgets, self._now_s)
 
     def _make_api(self, router_id: str) -> Api:
@@ -102,6 +117,7 @@ class Router:
             max_progress_bytes=config.max_resume_kib * 1024,
         )
         proxy = Proxy(
+            self.entrance,
             self.dispatcher,
             self.clients,
             self.breakers,
@@ -115,6 +131,7 @@ class Router:
         )
         return Api(
             proxy,
+            self.entrance,
             self.dispatcher,
             self.pool,
             self.prompts,
@@ -139,6 +156,30 @@ class Router:
             return "the router is draining"
         return self.sources.unready_reason()
 
+    def _read_files(self) -> tuple[KeysFile | None, TlsFiles | None]:
+        """Keys and certificate, where there are any. Raises BadFile."""
+        config, keys, tls = self.config, None, None
+        try:
+            if config.keys_file is not None:
+                keys = KeysFile(Path(config.keys_file), self._use_keys)
+        except (OSError, ValueError) as error:
+            raise BadFile(f"--keys-file {config.keys_file}: {error}") from None
+        try:
+            if config.tls_certificate is not None and config.tls_key is not None:
+                tls = TlsFiles(Path(config.tls_certificate), Path(config.tls_key))
+        except (OSError, ValueError) as error:
+            raise BadFile(f"--tls-certificate, --tls-key: {error}") from None
+        return keys, tls
+
+    def _files(self) -> Iterator[tuple[str, KeysFile | TlsFiles]]:
+        if self.keys_file is not None:
+            yield "keys file", self.keys_file
+        if self.tls is not None:
+            yield "TLS files", self.tls
+
+    def _use_keys(self, keyring: Keyring) -> None:
+        self.entrance.use_keys(keyring)
+
     def _on_refused(self, error: ApiError) -> None:
         self.metrics.on_refused(error.status)
 
@@ -149,6 +190,8 @@ class Router:
             idle_engine_connections=self.clients.num_idle,
             has_kubernetes=self.sources.has_kubernetes,
             has_fleet=self.sources.has_fleet,
+            has_keys=None if self.keys_file is None else self.keys_file.error is None,
+            has_certificate=None if self.tls is None else self.tls.error is None,
         )
 
     @contextlib.asynccontextmanager
@@ -158,7 +201,8 @@ class Router:
         Raises OSError when a port cannot be bound.
         """
         servers = [self.server]
-        await self.server.listen(self.config.host, self.config.port)
+        options = {} if self.tls is None else {"ssl": self.tls.context}
+        await self.server.listen(self.config.host, self.config.port, **options)
         if self.admin_server is not None and self.config.admin_port is not None:
             try:
                 await self.admin_server.listen(self.config.host, self.config.admin_port)
@@ -170,6 +214,7 @@ class Router:
             *(asyncio.create_task(run, name=name) for name, run in self.sources.runs()),
             asyncio.create_task(self._prune(), name="prune"),
             asyncio.create_task(self._health.run(), name="health watch"),
+            *(asyncio.create_task(file.run(), name=name) for name, file in self._files()),
         ]
         for task in helpers:
             task.add_done_callback(_tell_failure)

@@ -22,7 +22,7 @@ from kvoy_router.http_client import ClientPool, Exchange
 from kvoy_router.http_message import JSON_TYPE, Headers, Request
 from kvoy_router.http_response import Response
 from kvoy_router.record import RequestRecord
-from kvoy_router.relay import StreamRelay, relay_whole
+from kvoy_router.relay import StreamRelay, relay_whole, told_output_tokens
 from kvoy_router.resumable_relay import ResumableRelay
 from kvoy_router.stream_progress import StreamProgress
 
@@ -70,6 +70,8 @@ class Attempt:
     decision: Decision
     progress: StreamProgress | None
     """Of a stream that may be continued elsewhere."""
+    engine_priority: int = 0
+    """Within an engine, lower first."""
     first_byte_s: float | None = None
     """When something of this attempt's answer has come."""
 
@@ -137,7 +139,8 @@ class Attempts:
         headers.append(_ENVELOPE_TYPE)
         headers.append((_SECRET_NAME, secret.encode()))
         progress = attempt.progress if attempt.is_resumable else None
-        return headers, job.envelope(self._router_id, decision, progress)
+        priority = attempt.engine_priority
+        return headers, job.envelope(self._router_id, decision, progress, priority)
 
     async def _relay(self, attempt: Attempt, exchange: Exchange) -> None:
         job, response, record, progress = (
@@ -157,7 +160,8 @@ class Attempts:
             self._on_first_byte(attempt)
 
         if not job.is_stream:
-            await relay_whole(exchange, response, headers, on_begin)
+            body = await relay_whole(exchange, response, headers, on_begin)
+            record.output_tokens = told_output_tokens(body)
             return
         if progress is not None and attempt.is_resumable:
             if not response.status:
@@ -172,6 +176,8 @@ class Attempts:
             exchange.connection.is_movable = False
         await relay.run()
         response.end()
+        if not attempt.is_resumable:
+            record.output_tokens = relay.told_output_tokens()
 
     def _answer_headers(self, exchange: Exchange, record: RequestRecord) -> Headers:
         headers = [

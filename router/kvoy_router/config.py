@@ -4,16 +4,20 @@ contract.settings)."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 
 from kvoy_contract.envelope import check_secret
 from kvoy_contract.logs import FORMATS
 from kvoy_contract.names import DEFAULT_ROUTER_PORT, TELEMETRY_PORT_OFFSET
 from kvoy_contract.settings import setting
+from kvoy_router.flow_ticket import FlowLimits
 from kvoy_router.http_client import ClientLimits
 from kvoy_router.http_server import HttpLimits
 
 _MIB = 1024 * 1024
+_MAY_BE_ZERO = frozenset({"age_s", "max_held_s"})
+_INTEGER = re.compile(r"-?[0-9]{1,6}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,50 @@ class RouterConfig:
         1.0,
         help="seconds until an engine that failed so is tried again; doubled each time, up to 30",
     )
+    max_engine_wait_s: float = setting(
+        1.0,
+        help="a request goes on while some engine would begin with it within so many seconds, and "
+        "waits in the router while none would; see docs/flow-control.md",
+    )
+    shared_wait: float = setting(
+        0.5,
+        help="share of that for tenants that use more than the others, and for requests less "
+        "important than some that are being served: the rest is kept free for the others",
+    )
+    max_waiting: int = setting(
+        8192, help="requests that wait for room, for each model; 429 beyond; 0: none waits"
+    )
+    max_waiting_per_tenant: int = setting(8192, help="of one tenant; 429 beyond")
+    max_waiting_per_priority: int = setting(8192, help="of one priority; 429 beyond")
+    max_waiting_s: float = setting(300.0, help="seconds that a request waits for room; then 429")
+    age_s: float = setting(
+        5.0,
+        help="seconds after which a less important request is served although more important ones "
+        "wait: from then on such requests get --aged-share of all tokens",
+    )
+    aged_share: float = setting(0.125, help="that share, above 0 and up to 1")
+    max_held: int = setting(256, help="requests held for the first engine of a model; 503 beyond")
+    max_held_s: float = setting(10.0, help="seconds that they are held, then 503; 0: none is held")
+    keys_file: str | None = setting(
+        None,
+        help="YAML file with the API keys that are asked of every request (`keys: [...]`, see "
+        "docs/flow-control.md and `kvoy router key new`), read again whenever it changes; needs "
+        "--admin-port",
+        metavar="FILE",
+    )
+    objective: tuple[str, ...] = setting(
+        (),
+        help="priority of an objective that requests without API keys name in the header "
+        "x-llm-d-inference-objective, NAME=PRIORITY, lower first; others have 0; repeatable",
+        metavar="NAME=PRIORITY",
+    )
+    tls_certificate: str | None = setting(
+        None,
+        help="PEM file with the certificate (and its chain) of the main port, which then speaks "
+        "TLS 1.2 or later alone; read again whenever it changes; needs --tls-key",
+        metavar="FILE",
+    )
+    tls_key: str | None = setting(None, help="PEM file with its key", metavar="FILE")
     request_timeout_s: float = setting(
         600.0, help="seconds that a request may take as a whole; 504 beyond"
     )
@@ -207,10 +255,18 @@ class RouterConfig:
             raise ValueError("admin_port: must differ from port")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name.endswith("_s") and not (0 < value < math.inf):
+            least_ok = field.name in _MAY_BE_ZERO and value == 0
+            if field.name.endswith("_s") and not least_ok and not (0 < value < math.inf):
                 raise ValueError(f"{field.name}: must be above 0, not {value:g}")
             if field.name.endswith("_mib") and value < 1:
                 raise ValueError(f"{field.name}: must be at least 1, not {value}")
+        _ = self.flow_limits, self.objectives
+        if self.keys_file is not None and self.admin_port is None:
+            raise ValueError(
+                "keys_file: needs --admin-port, or /metrics and /debug stand open beside it"
+            )
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate, tls_key: give both or none")
         if not 0 <= self.retry_share <= 1:
             raise ValueError(f"retry_share: must be from 0 to 1, not {self.retry_share:g}")
         for name, least in (
@@ -228,6 +284,21 @@ class RouterConfig:
     @property
     def engines(self) -> tuple[EngineAddress, ...]:
         return tuple(EngineAddress.parse(text) for text in self.engine)
+
+    @property
+    def flow_limits(self) -> FlowLimits:
+        return FlowLimits(**{field.name: getattr(self, field.name) for field in fields(FlowLimits)})
+
+    @property
+    def objectives(self) -> dict[str, int]:
+        """Raises ValueError."""
+        found = {}
+        for text in self.objective:
+            name, _, priority = text.rpartition("=")
+            if not name or not _INTEGER.fullmatch(priority):
+                raise ValueError(f"objective: {text!r} is not NAME=PRIORITY")
+            found[name] = int(priority)
+        return found
 
     @property
     def http_limits(self) -> HttpLimits:

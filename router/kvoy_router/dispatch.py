@@ -23,6 +23,7 @@ from kvoy_contract.openai import (
     parse_completion,
 )
 from kvoy_contract.prompt import PromptEncoder
+from kvoy_router.access import ANYBODY, Client, with_client
 from kvoy_router.affinity import affinity_of
 from kvoy_router.breaker import Breakers, pick_around
 from kvoy_router.decision import Decision
@@ -42,7 +43,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     path: str
     body: bytes
-    """The client's own."""
+    """The client's own; with the cache salt that counts, where its client's tenant has one."""
     model: str
     is_stream: bool
     prompt: EncodedPrompt
@@ -51,7 +52,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     inference: InferenceRequest
 
     def envelope(
-        self, router_id: str, decision: Decision, progress: StreamProgress | None = None
+        self,
+        router_id: str,
+        decision: Decision,
+        progress: StreamProgress | None = None,
+        priority: int = 0,
     ) -> bytes:
         """The body for an engine that takes envelopes; with `progress` it says its token ids, and
         goes on where the progress says so."""
@@ -68,6 +73,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
             resume=None if progress is None else progress.resume,
             answer_id="" if progress is None else progress.answer_id,
             created=0 if progress is None else progress.created,
+            priority=priority or None,
         )
         return envelopes.encode(envelope, self.body)
 
@@ -89,10 +95,18 @@ class Dispatcher:
         self._now_s = now_s
         self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
 
-    async def prepare(self, path: str, body: bytes, request_id: str) -> Job:
-        """Raises BadRequest, ModelNotFound or Unavailable."""
+    async def prepare(
+        self, path: str, body: bytes, request_id: str, client: Client = ANYBODY
+    ) -> Job:
+        """Raises BadRequest, Forbidden, ModelNotFound or Unavailable."""
         request: ChatCompletionRequest | CompletionRequest
         request = parse_chat(body) if path == CHAT_COMPLETIONS_PATH else parse_completion(body)
+        client.check_model(request.model)
+        if client.priority is not None:
+            # What counts for an engine is the client's tenant, not what a body claims.
+            salt = client.salt_of(request.cache_salt)
+            request = msgspec.structs.replace(request, cache_salt=salt)
+            body = with_client(body, salt, None)
         affinity, service = b"", None
         if self._pool.is_shared(request.model):
             affinity = affinity_of(request)
@@ -116,7 +130,7 @@ class Dispatcher:
                 stride=info.hash_stride if info else _UNUSED_STRIDE,
                 max_tokens=request.output_limit,
                 num_choices=request.n * num_prompts,
-                priority=request.priority,
+                priority=client.priority_of(request.priority),
                 salt=request.cache_salt or "",
                 affinity=affinity,
             ),

@@ -10,6 +10,8 @@ UpstreamError                      an attempt at one engine failed
   EngineErrored          502       it said an error of its own within a stream
   ResumeRefused          502       it does not go on with another engine's stream
 
+BadFile                            a file of keys or certificates cannot be used at the start
+
 KubeError                          a call to the Kubernetes API failed; changes no engine
   NoClusterError                   there is no usable configuration of a cluster
 
@@ -77,6 +79,10 @@ class EngineErrored(UpstreamError):
 
 class ResumeRefused(UpstreamError):
     outcome = "resume_refused"
+
+
+class BadFile(Exception):
+    """A file that has to be good at the start: of keys, of certificates."""
 
 
 class KubeError(Exception):

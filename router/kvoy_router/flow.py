@@ -33,6 +33,8 @@ class FlowControl:
         self._room = room
         self._on_refused = on_refused
         self._queues: dict[str, FlowQueue] = {}
+        self._gone: set[str] = set()
+        """Models that there are no more, while something of theirs is still under way."""
         self._enough_s = limits.max_engine_wait_s * limits.shared_wait
 
     def enter(self, ticket: Ticket, now_s: float) -> bool:
@@ -43,6 +45,8 @@ class FlowControl:
         queue = self._queues.get(ticket.model)
         if queue is None:
             queue = self._new_queue(ticket.model)
+        elif self._gone:
+            self._gone.discard(ticket.model)
         wait = self._wait(ticket.model, now_s)
         if queue.pass_at_once(ticket, now_s, wait):
             return True
@@ -71,6 +75,17 @@ class FlowControl:
         queue = self._queues.get(ticket.model)
         if queue is not None:
             queue.end(ticket, now_s)
+            if ticket.model in self._gone:
+                self.forget(ticket.model)
+
+    def forget(self, model: str) -> None:
+        """There is no such model any more: its queue goes with its last request."""
+        queue = self._queues.get(model)
+        if queue is not None and not queue.is_idle:
+            self._gone.add(model)
+            return
+        self._queues.pop(model, None)
+        self._gone.discard(model)
 
     def expire(self, now_s: float) -> None:
         """Refuse those that have waited too long; `on_refused` hears of them."""

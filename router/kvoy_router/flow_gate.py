@@ -15,7 +15,7 @@ from kvoy_router.flow_ticket import FlowLimits, Ticket
 
 LOOK_S = 0.02
 """Between two looks at the fleet while anybody waits: less than a decode step of most engines."""
-_LOOKS_PER_SWEEP = 5
+_LOOKS_PER_SWEEP = 10
 """Whose time is over is looked for so much less often."""
 
 
@@ -95,11 +95,13 @@ class FlowGate:
 class Admission:
     """One ticket's way through the gate."""
 
-    __slots__ = ("_gate", "ticket")
+    __slots__ = ("_gate", "prefill_tokens", "ticket")
 
     def __init__(self, gate: FlowGate, ticket: Ticket) -> None:
         self._gate = gate
         self.ticket = ticket
+        self.prefill_tokens = 0
+        """To compute at the engine that was picked; for whoever calls `correct`."""
 
     def start(self, tokens: float | None = None) -> None:
         """Call it once, when an engine is picked; `tokens`: what it costs as known then."""

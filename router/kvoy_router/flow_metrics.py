@@ -27,18 +27,23 @@ class FlowMetrics:
             registry=registry,
         )
         self._models: set[str] = set()
+        self._flow: FlowControl | None = None
 
     def on_waited(self, model: str, seconds: float) -> None:
         self._models.add(model)
         self._waits.labels(model).observe(seconds)
 
     def forget_model(self, model: str) -> None:
+        """Its series end with it, and its queue."""
+        if self._flow is not None:
+            self._flow.forget(model)
         if model in self._models:
             self._models.discard(model)
             self._waits.remove(model)
 
     def observe(self, flow: FlowControl) -> None:
         """Add the gauges of what waits now."""
+        self._flow = flow
         self._registry.register(_Observed(flow))
 
 

@@ -19,12 +19,12 @@ class FlowLimits:
     shared_wait: float = 0.5
     """Share of `max_engine_wait_s` that is left to a tenant that uses more than its share, and to a
     class while a more important one is served: the rest is kept free for the others."""
-    max_waiting: int = 1024
+    max_waiting: int = 8192
     """Requests; 429 beyond. 0: none waits."""
-    max_waiting_per_tenant: int = 1024
-    max_waiting_per_priority: int = 1024
-    max_waiting_s: float = 60.0
-    """429 for who has waited so long: an answer later than this is seldom wanted any more."""
+    max_waiting_per_tenant: int = 8192
+    max_waiting_per_priority: int = 8192
+    max_waiting_s: float = 300.0
+    """429 for who has waited so long. As long as an engine may take to begin with its answer."""
     age_s: float = 5.0
     """A less important request that has waited so long takes part in `aged_share`."""
     aged_share: float = 0.125

@@ -19,8 +19,10 @@ from kvoy_router.audit_metrics import AuditMetrics
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, Knowledge
 from kvoy_router.failover_metrics import FailoverMetrics
+from kvoy_router.flow_metrics import FlowMetrics
 from kvoy_router.pool import Pool
 from kvoy_router.record import RequestRecord
+from kvoy_router.tenant_metrics import TenantMetrics
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -37,6 +39,10 @@ class ServerGauges:
     """Whether the Kubernetes API answers; None where it is not used."""
     has_fleet: bool | None = None
     """Whether the fleet file is good as it is now; None where there is none."""
+    has_keys: bool | None = None
+    """Likewise for the keys file."""
+    has_certificate: bool | None = None
+    """Likewise for the certificate of the main port."""
 
 
 M = TypeVar("M", Counter, Histogram)
@@ -75,6 +81,8 @@ class Metrics:
         self.registry.register(AuditMetrics(self._audit))
         labels = ["model"]
         self.failover = FailoverMetrics(self.registry)
+        self.flow = FlowMetrics(self.registry)
+        self.tenants = TenantMetrics(self.registry)
         self.in_flight = 0
         """Requests that have no complete answer yet."""
         Gauge(
@@ -208,6 +216,8 @@ class Metrics:
     def forget_model(self, model: str) -> None:
         self._audit.forget_model(model)
         self.failover.forget_model(model)
+        self.flow.forget_model(model)
+        self.tenants.forget_model(model)
         for counters in (
             self._requests,
             self._retries,
@@ -306,6 +316,19 @@ class _Observed(Collector):
                 "kvoy_router_fleet_file_ok",
                 "1 while the fleet file is good; services stay as they were known while not",
                 float(server.has_fleet),
+            )
+
+        if server.has_keys is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_keys_file_ok",
+                "1 while the keys file is good; keys stay as they were known while not",
+                float(server.has_keys),
+            )
+        if server.has_certificate is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_certificate_ok",
+                "1 while certificate and key are good; the old ones are shown while not",
+                float(server.has_certificate),
             )
 
     def _engine_gauges(self) -> Iterator[Metric]:

@@ -21,13 +21,16 @@ from dataclasses import dataclass, field
 from kvoy_contract.errors import ApiError, BadRequest, DeadlineExceeded, UpstreamFailed
 from kvoy_contract.names import KVOY_HEADER_PREFIX, REQUEST_ID_HEADER
 from kvoy_contract.sse import error_event
+from kvoy_router.access import Client
 from kvoy_router.attempt import Attempt, Attempts, Refusal
 from kvoy_router.breaker import Breakers
 from kvoy_router.decision import Decision
 from kvoy_router.dispatch import Dispatcher, Job
 from kvoy_router.endpoint import Endpoint
+from kvoy_router.entrance import Entrance
 from kvoy_router.errors import ResumeRefused, UpstreamError
 from kvoy_router.failover import Failover, FailoverLimits, GaveUp
+from kvoy_router.flow_gate import Admission
 from kvoy_router.http_client import ClientPool
 from kvoy_router.http_message import Request, error_headers
 from kvoy_router.http_response import Response
@@ -62,6 +65,7 @@ class _Course:
     progress: StreamProgress | None
     tried: dict[Endpoint, bytes]
     """By endpoint the epoch that has failed: after a restart it is another engine."""
+    admission: Admission | None = None
 
     def excluded(self) -> frozenset[str]:
         return frozenset(e.id for e, epoch in self.tried.items() if epoch == _epoch_of(e))
@@ -91,6 +95,7 @@ def request_id_of(request: Request) -> str:
 class Proxy:
     def __init__(
         self,
+        entrance: Entrance,
         dispatcher: Dispatcher,
         clients: ClientPool,
         breakers: Breakers,
@@ -100,6 +105,7 @@ class Proxy:
         now_s: Callable[[], float],
     ) -> None:
         """`budgets`: for retries, and for resumes."""
+        self._entrance = entrance
         self._dispatcher = dispatcher
         self._breakers = breakers
         self._metrics = metrics
@@ -135,15 +141,47 @@ class Proxy:
             record.status = response.status
             now_s = self._now_s()
             self._metrics.on_request(record, now_s)
+            self._entrance.end(record)
             if log.isEnabledFor(logging.INFO):
                 log.info("request", extra=record.log_fields(now_s))
 
     async def _dispatch(self, request: Request, response: Response, record: RequestRecord) -> None:
-        job = await self._dispatcher.prepare(request.path, request.body, record.request_id)
+        client = self._entrance.begin(request, record)
+        job = await self._prepare(request, record, client)
+        course = self._begin_course(job)
+        came_s = self._now_s()
+        async with self._entrance.admit(job, record) as admission:
+            has_waited = self._entrance.note_turn(record, came_s)
+            if has_waited and not job.prompt.digest:
+                # By now an engine may be there that says how it encodes.
+                job = await self._prepare(request, record, client)
+            course.admission = admission
+            try:
+                await self._run(job, course, request, response, record)
+            finally:
+                if course.progress is not None and course.progress.said:
+                    record.output_tokens = course.progress.num_told_tokens
+                self._entrance.settle(admission, record)
+
+    async def _prepare(self, request: Request, record: RequestRecord, client: Client) -> Job:
+        body = request.body
+        job = await self._dispatcher.prepare(request.path, body, record.request_id, client)
         record.model = job.model
         record.is_stream = job.is_stream
         record.prompt_tokens = job.prompt.num_tokens
-        course = self._begin_course(job)
+        return job
+
+    async def _run(
+        self,
+        job: Job,
+        course: _Course,
+        request: Request,
+        response: Response,
+        record: RequestRecord,
+    ) -> None:
+        """From engine to engine until the client has its answer, or its error."""
+        assert course.admission is not None
+        engine_priority = course.admission.ticket.engine_priority
         failure: Refusal | UpstreamError | None = None
         while True:
             try:
@@ -153,8 +191,12 @@ class Proxy:
                     raise
                 self._give_up(failure, GaveUp.NO_ENGINE, response, record)
                 return
+            if not course.tried:
+                self._entrance.start(course.admission, job, decision)
             self._note(decision, course, record)
-            attempt = Attempt(job, request, response, record, decision, course.progress)
+            attempt = Attempt(
+                job, request, response, record, decision, course.progress, engine_priority
+            )
             failure = await self._make(attempt)
             if failure is None:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvoy_router.access import ANYBODY, Client
 from kvoy_router.decision import Decision
 
 
@@ -14,6 +15,7 @@ class RequestRecord:
     started_s: float
     model: str = ""
     """Empty until the model is known to exist: a client's free text becomes no label."""
+    client: Client = ANYBODY
     is_stream: bool = False
     engine: str = ""
     policy: str = ""
@@ -23,6 +25,10 @@ class RequestRecord:
     """The last one."""
     cached_tokens: int | None = None
     """As the engine counted them; None where it does not say."""
+    output_tokens: int | None = None
+    """As the engine counted them; None where it does not say."""
+    queued_s: float = 0.0
+    """Until an engine had room."""
     first_byte_s: float | None = None
     num_retries: int = 0
     num_resumes: int = 0
@@ -39,6 +45,7 @@ class RequestRecord:
             "request_id": self.request_id,
             "path": self.path,
             "model": self.model,
+            "tenant": self.client.tenant,
             "engine": self.engine,
             "policy": self.policy,
             "stream": self.is_stream,
@@ -49,6 +56,8 @@ class RequestRecord:
             "outcome": self.outcome,
             "retries": self.num_retries,
             "resumes": self.num_resumes,
+            "output_tokens": self.output_tokens,
+            "queued_s": round(self.queued_s, 4),
             "ttft_s": None if ttft_s is None else round(ttft_s, 4),
             "duration_s": round(now_s - self.started_s, 4),
         }

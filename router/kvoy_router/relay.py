@@ -26,6 +26,11 @@ _DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]\s*\Z")
 _ERROR = re.compile(rb'data: ?\{\s*"error"\s*:')
 
 
+_USAGE = re.compile(rb'"completion_tokens": ?(\d{1,12})\b')
+"""Inside a text its quotes would be escaped."""
+_USAGE_BYTES = 4096
+
+
 class StreamRelay:
     """Passes one engine's event stream on. `has_begun` once the client has seen a byte of it."""
 
@@ -60,6 +65,10 @@ class StreamRelay:
             if not self._has_end_mark():
                 raise  # else only the framing of what is complete is missing
         self._finish()
+
+    def told_output_tokens(self) -> int | None:
+        """What a usage chunk at the end said, for clients that asked for one."""
+        return told_output_tokens(self._last + self._held)
 
     def _has_end_mark(self) -> bool:
         return _DONE.search(self._last[-_DONE_TAIL_BYTES:] + self._held) is not None
@@ -115,8 +124,9 @@ class StreamRelay:
 
 async def relay_whole(
     exchange: Exchange, response: Response, headers: Headers, on_begin: Callable[[], None]
-) -> None:
+) -> bytes:
     """Pass on an answer that comes as one JSON document; nothing is sent before all of it is here.
+    Returns the document.
 
     Raises what `Exchange.read` raises, and BadResponse for an empty or foreign body.
     """
@@ -125,3 +135,10 @@ async def relay_whole(
         raise BadResponse("its answer is not a JSON document")
     on_begin()
     response.send(200, headers, body)
+    return body
+
+
+def told_output_tokens(data: bytes) -> int | None:
+    """What the usage at the end of an answer says; None where there is none."""
+    found = _USAGE.search(data, max(0, len(data) - _USAGE_BYTES))
+    return None if found is None else int(found[1])

@@ -46,6 +46,15 @@ class StreamProgress:
             if len(self.said) > self._max_bytes:
                 self.lose(GaveUp.TOO_LONG)
 
+    @property
+    def num_told_tokens(self) -> int | None:
+        """Of the answer so far; None where the engine does not say, or it became too long."""
+        if self.lost is not None:
+            return None
+        # In `0 12,13!;1 7` each choice has a space before its ids, and may have ended without any.
+        said = self.said
+        return said.count(b",") + said.count(b" ") - said.count(b" !")
+
     def lose(self, reason: GaveUp) -> None:
         self.said = bytearray()
         self.lost = reason
@@ -67,7 +76,7 @@ class StreamProgress:
     def _state(self, num_choices: int) -> ResumeState:
         output_ids: list[list[int]] = [[] for _ in range(num_choices)]
         begun, ended = set(), set()
-        for line in self.said.splitlines():
+        for line in bytes(self.said).splitlines():
             for choice, token_ids, is_ended in parse_token_ids(line):
                 output_ids[choice] += token_ids
                 begun.add(choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter
 
 
 class TenantMetrics:
@@ -35,12 +35,6 @@ class TenantMetrics:
             ["code"],
             registry=registry,
         )
-        self._is_good = Gauge(
-            "kvoy_router_keys_file_ok",
-            "1 while the keys file is good; keys stay as they were known while not",
-            registry=registry,
-        )
-        self._is_good.set(1.0)
         self._seen: set[tuple[str, str]] = set()
         self._outcomes: set[tuple[str, str, str]] = set()
 
@@ -55,9 +49,6 @@ class TenantMetrics:
 
     def on_unauthorized(self, code: str) -> None:
         self._unknown.labels(code).inc()
-
-    def set_file_ok(self, is_ok: bool) -> None:
-        self._is_good.set(float(is_ok))
 
     def keep_only(self, tenants: Collection[str]) -> None:
         """Series end with the tenant's last key."""

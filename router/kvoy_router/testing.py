@@ -39,6 +39,7 @@ async def running_router(
         "secret": SECRET,
         "drain_timeout_s": 1.0,
         "policy": "round-robin",
+        "max_held_s": 0.0,
     }
     config = RouterConfig(**defaults | settings)
     router = Router(config)

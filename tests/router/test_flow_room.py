@@ -117,6 +117,19 @@ def test_held_requests_reach_a_first_engine_only_as_fast_as_it_takes_them() -> N
     assert flow.num_waiting == 0
 
 
+def test_the_queue_of_a_model_that_is_gone_goes_with_its_last_request() -> None:
+    fleet = Fleet(1)
+    flow = FlowControl(PoolRoom(fleet.pool), FlowLimits(), lambda ticket, error: None)
+    ticket = Ticket(MODEL, tokens=1, arrived_s=0.0)
+    assert flow.enter(ticket, 0.0)
+
+    flow.forget(MODEL)
+    assert [model for model, _ in flow.queues()] == [MODEL]
+    flow.end(ticket, 0.0)
+
+    assert list(flow.queues()) == []
+
+
 def test_a_full_hold_says_that_nothing_can_serve() -> None:
     fleet = Fleet(0)
     fleet.pool.declare_model(MODEL)
