@@ -210,7 +210,7 @@ def _command(attempt: Attempt, block_size: int, now_s: float) -> AddRequest:
         seed_hash=b"",
         choices=[ChoiceStart(0, [0] * job.output_tokens)],
         arrival_s=now_s,
-        priority=request.priority,
+        priority=job.engine_priority,
         router_id=job.router.router_id,
         number=attempt.lease.number,
         known_hashes=request.prompt_and_answer().hashes(block_size),

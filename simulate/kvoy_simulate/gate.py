@@ -70,7 +70,9 @@ class VirtualGate:
     def start(self, job: Job, lease: Lease) -> None:
         """The job's load is reserved at an engine, for the first time."""
         tokens = lease.prefill_tokens + self._expected_answer(job)
-        self.flow.start(self._tickets[job.row], tokens)
+        ticket = self._tickets[job.row]
+        job.engine_priority = ticket.engine_priority
+        self.flow.start(ticket, tokens)
         self._let_go_on()
 
     def leave(self, job: Job) -> None:

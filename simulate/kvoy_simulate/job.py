@@ -20,6 +20,7 @@ class Job:
 
     __slots__ = (
         "attempt",
+        "engine_priority",
         "failover",
         "inference",
         "is_open",
@@ -41,6 +42,8 @@ class Job:
         """Its failed attempts; made with `inference`."""
         self.tried: dict[Endpoint, bytes] = {}
         """By endpoint the epoch that has failed it: after a restart it is another engine."""
+        self.engine_priority = request.priority
+        """Inside an engine, lower first."""
         self.num_attempts = 0
         self.attempt: Attempt | None = None
         """The one whose tokens count."""
