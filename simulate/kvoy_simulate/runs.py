@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
-import msgspec
+from msgspec import structs
 
 from kvoy_simulate.baselines import policy_maker
 from kvoy_simulate.fleet import run
 from kvoy_simulate.goals import KNEE, RECOVERY, Case, recovery_s
+from kvoy_simulate.intervals import percentile
 from kvoy_simulate.ladder import Ladder, climb
-from kvoy_simulate.measures import Measures, measure, output_rate
+from kvoy_simulate.measures import Measures, measure, output_rate, tenant_waits
 from kvoy_simulate.outcome import Outcome
 from kvoy_simulate.scenario import (
     EngineDies,
@@ -57,7 +58,7 @@ def execute(job: Job) -> Figures:
     if case.finds_knee:
         return {KNEE: find_knee(scenario, case.policy, job.seed).knee}
     outcome = simulate(scenario, case.policy, job.seed)
-    figures = figures_of(measure(outcome))
+    figures = figures_of(outcome)
     if case.finds_recovery:
         undisturbed = dataclasses.replace(scenario, events=())
         other = simulate(undisturbed, case.policy, job.seed)
@@ -135,8 +136,15 @@ def execute_all(
     return done
 
 
-def figures_of(measures: Measures) -> Figures:
-    return {name: float(value) for name, value in msgspec.structs.asdict(measures).items()}
+def figures_of(outcome: Outcome) -> Figures:
+    """Those of `Measures`, and each tenant's TTFT where there are several."""
+    figures = {name: float(value) for name, value in structs.asdict(measure(outcome)).items()}
+    waits_s = tenant_waits(outcome)
+    if len(waits_s) > 1:
+        for tenant in sorted(waits_s):
+            for q in (50, 90):
+                figures[f"TTFT p{q} of {tenant}, s"] = percentile(waits_s[tenant], q)
+    return figures
 
 
 def output_rates(outcome: Outcome) -> list[float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from kvoy_router.flow_ticket import FlowLimits
 from kvoy_router.pool import PoolConfig
 from kvoy_simulate.mirror import convert
 from kvoy_simulate.scenario import EngineGroup, Event, Scenario, Ways
@@ -73,6 +74,11 @@ class ScenarioFile:
     pool: PoolConfig = field(default_factory=PoolConfig)
     events: tuple[Event, ...] = ()
     max_retries: int = 2
+    max_resumes: int = 2
+    hang_timeout_s: float = 3.0
+    retry_share: float = 0.2
+    retry_burst: int = 1024
+    flow: FlowLimits | None = None
     sample_s: float = 0.5
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from kvoy_engine.timing_model import TimingModel
 from kvoy_simulate.scenario import EngineDies, EngineGroup, Scenario, TelemetryLost, Ways
 from kvoy_simulate.scenario_file import (
     ScenarioError,
+    ScenarioFile,
     find_scenario,
     parse_scenario,
     read_scenario,
@@ -73,6 +75,14 @@ def test_what_is_wrong_is_named_with_its_place(old: str, new: str, message: str)
         parse_scenario(GOOD.replace(old, new), "bad.yaml")
 
     assert str(error.value).startswith("bad.yaml: ")
+
+
+def test_a_file_has_every_key_of_a_scenario_with_the_same_default() -> None:
+    keys = {field.name: field.default for field in dataclasses.fields(ScenarioFile)}
+    ours = {field.name: field.default for field in dataclasses.fields(Scenario)}
+
+    del keys["summary"]
+    assert keys == ours
 
 
 @pytest.mark.parametrize("text", ["", "- a list", "words"])

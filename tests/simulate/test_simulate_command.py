@@ -82,6 +82,25 @@ def test_a_rate_and_a_trace_replace_the_workload(
     assert replayed == sum(2000 <= record.timestamp < 8000 for record in read_trace(trace))
 
 
+def test_tenants_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = TINY.index("workload:")
+    end = TINY.index("warmup_s")
+    mix = """workload:
+  kind: mix
+  parts:
+    a: &part {kind: independent, arrivals: {rate: 5}, output_tokens: 10}
+    b: *part
+"""
+    file = tmp_path / "mix.yaml"
+    file.write_text(TINY[:begin] + mix + TINY[end:])
+
+    figures = json_of(capsys, "run", str(file))["figures"][0]
+    assert main(["simulate", "run", str(file)]) == 0
+
+    assert figures["TTFT p90 of a, s"] > 0
+    assert "TTFT p90 of b, s" in capsys.readouterr().out
+
+
 def test_policies_are_compared_over_the_same_requests(
     tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +122,8 @@ def test_several_processes_find_what_one_does(tiny: str) -> None:
 
 
 def test_a_ladder_ends_between_a_rate_within_and_one_beyond() -> None:
-    slow = TINY.replace("max_model_len: 4096}", "max_model_len: 4096}\n    step: {prefill_tokens_per_s: 1500}")
+    core = "max_model_len: 4096}"
+    slow = TINY.replace(core, core + "\n    step: {prefill_tokens_per_s: 1500}")
 
     scenario = parse_scenario(slow, "slow.yaml")
     ladder = find_knee(scenario, "kv-aware", 0, first_rate=1.0, tolerance=0.5)

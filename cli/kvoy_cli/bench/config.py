@@ -15,6 +15,7 @@ NAMES = (
     "memory",
     "equality",
     "index",
+    "calibrate",
 )
 RUN_WORKLOADS = ("short", "no-reuse", "shared-prefix", "conversation")
 MIN_REPEATS = 5

@@ -15,14 +15,15 @@ from kvoy_cli.simulate.config import (
     GoalsConfig,
     LadderConfig,
     RunConfig,
+    ScaleConfig,
     TraceConfig,
     num_processes,
 )
 from kvoy_contract.settings import read_settings
 from kvoy_simulate.baselines import policy_maker
-from kvoy_simulate.goals import Case, Goal, cases_of, judge, rows
+from kvoy_simulate.goals import Case, Goal, Verdict, cases_of, judge, rows
 from kvoy_simulate.goals_table import all_goals
-from kvoy_simulate.measures import Measures, measure
+from kvoy_simulate.measures import Measures
 from kvoy_simulate.runs import (
     Figures,
     Job,
@@ -46,6 +47,7 @@ commands:
   compare SCENARIO  several policies that meet the same requests, with intervals
   ladder SCENARIO   the highest rate with a TTFT p90 of at most a second
   goals             the table of what the router has to reach; --check exits 1 where one is missed
+  scale             what a virtual second of 1,000 engines costs this machine
   trace FILE        write a made-up trace in the Mooncake format
   list              the shipped scenarios
 
@@ -78,7 +80,7 @@ def _run(argv: list[str]) -> int:
         from kvoy_cli.simulate.plots import write_plots
 
         outcomes = [simulate(scenario, config.policy, seed) for seed in seeds]
-        figures = [figures_of(measure(outcome)) for outcome in outcomes]
+        figures = [figures_of(outcome) for outcome in outcomes]
         files = write_plots(outcomes[0], Path(config.plots))
         Console(stderr=True).print(f"wrote {', '.join(map(str, files))}", highlight=False)
     if config.json:
@@ -159,13 +161,41 @@ def _goals(argv: list[str]) -> int:
         raise CommandError(f"--only: no row contains {config.only!r}; there are {names}")
     if config.smoke:
         goals = [_shortened(goal) for goal in goals]
-    figures = _figures(cases_of(goals), range(config.seeds), config.processes, say=not config.json)
-    verdicts = [judge(goal, lambda case: figures[case]) for goal in goals]
+    verdicts = _judged(goals, range(config.seeds), config.processes, say=not config.json)
     if config.json:
         report.print_json([report.verdict_value(verdict) for verdict in verdicts])
     else:
         report.console().print(report.goals_table(verdicts))
     return 1 if config.check and not all(verdict.is_met for verdict in verdicts) else 0
+
+
+def _judged(
+    goals: Sequence[Goal], seeds: Sequence[int], processes: int | None, *, say: bool
+) -> list[Verdict]:
+    """In the goals' order; each is said as soon as its last run is done."""
+    cases = cases_of(goals)
+    jobs = [Job(case, seed) for case in cases for seed in seeds]
+    done: dict[Job, Figures] = {}
+    verdicts: dict[Goal, Verdict] = {}
+    progress = Console(stderr=True)
+
+    def figures_of_case(case: Case) -> list[Figures]:
+        return [done[Job(case, seed)] for seed in seeds]
+
+    def on_done(job: Job, figures: Figures) -> None:
+        done[job] = figures
+        if say:
+            text = f"  {len(done)}/{len(jobs)} {job.case.label}, seed {job.seed}"
+            progress.print(text, style="dim", highlight=False)
+        for goal in goals:
+            jobs_of_goal = (Job(case, seed) for case in goal.cases for seed in seeds)
+            if goal not in verdicts and all(other in done for other in jobs_of_goal):
+                verdicts[goal] = judge(goal, figures_of_case)
+                if say:
+                    progress.print(report.verdict_text(verdicts[goal]), highlight=False)
+
+    execute_all(jobs, num_processes=num_processes(processes, len(jobs)), on_done=on_done)
+    return [verdicts[goal] for goal in goals]
 
 
 def _shortened(goal: Goal) -> Goal:
@@ -175,6 +205,22 @@ def _shortened(goal: Goal) -> Goal:
     return dataclasses.replace(
         goal, ours=shorten(goal.ours), against=tuple(map(shorten, goal.against))
     )
+
+
+def _scale(argv: list[str]) -> int:
+    from kvoy_simulate import scale
+
+    config = read_settings(
+        ScaleConfig, "kvoy simulate scale", "What a virtual second of a large fleet costs.", argv
+    )
+    measured = scale.measure(
+        config.engines, config.rate, warmup_s=config.warmup, for_s=config.duration
+    )
+    if config.json:
+        report.print_json(measured)
+    else:
+        print(scale.report(measured))
+    return 0
 
 
 def _trace(argv: list[str]) -> int:
@@ -226,6 +272,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "compare": _compare,
     "ladder": _ladder,
     "goals": _goals,
+    "scale": _scale,
     "trace": _trace,
     "list": _list,
 }

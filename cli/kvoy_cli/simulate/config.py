@@ -90,6 +90,24 @@ class GoalsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleConfig:
+    engines: int = setting(1000, help="simulated engines")
+    rate: float = setting(10_000.0, help="requests per virtual second, 1,000 tokens in, 100 out")
+    warmup: float = setting(3.0, help="virtual seconds before the measured ones")
+    duration: float = setting(1.0, help="measured virtual seconds")
+    json: bool = setting(False, help="print JSON instead of a sentence")
+
+    def __post_init__(self) -> None:
+        if self.engines < 1:
+            raise ValueError(f"--engines must be at least 1, not {self.engines}")
+        for name in ("rate", "duration"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"--{name} must be above 0, not {getattr(self, name)}")
+        if self.warmup < 0:
+            raise ValueError(f"--warmup must be at least 0, not {self.warmup}")
+
+
+@dataclass(frozen=True, slots=True)
 class TraceConfig:
     output: str = setting(positional=True, help="the file to write; `.gz` at the end packs it")
     rate: float = setting(4.0, help="requests per second")

@@ -68,7 +68,7 @@ def with_interval(interval: Interval) -> str:
 
 def run_table(title: str, figures: SeedFigures) -> Table:
     table = _table(title, "", "measured" if len(figures) == 1 else "mean (95 % interval)")
-    for name, words in FIGURES.items():
+    for name, words in _shown(figures[0]).items():
         interval = mean_interval([run[name] for run in figures])
         table.add_row(words, with_interval(interval))
     return table
@@ -78,7 +78,7 @@ def compare_table(title: str, by_policy: Mapping[str, SeedFigures]) -> Table:
     """The first policy's figures, and every other's as a ratio to the first one's."""
     first, *others = by_policy
     table = _table(title, "", first, *(f"{name} ÷ {first}" for name in others))
-    for name, words in FIGURES.items():
+    for name, words in _shown(by_policy[first][0]).items():
         base = [run[name] for run in by_policy[first]]
         cells = [with_interval(mean_interval(base))]
         for other in others:
@@ -86,6 +86,11 @@ def compare_table(title: str, by_policy: Mapping[str, SeedFigures]) -> Table:
             cells.append(with_interval(ratio_interval(values, base)))
         table.add_row(words, *cells)
     return table
+
+
+def _shown(figures: Mapping[str, float]) -> dict[str, str]:
+    """Name and words of every figure; those of tenants have their words as name."""
+    return {**FIGURES, **{name: name for name in figures if name not in FIGURES}}
 
 
 def ladder_table(title: str, ladder: Ladder) -> Table:
@@ -112,6 +117,18 @@ def goals_table(verdicts: Sequence[Verdict]) -> Table:
         )
         latest = goal.row
     return table
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """One line: what was asked, what was measured, against whom."""
+    goal = verdict.goal
+    times = " ×" if goal.against else ""
+    against = f" of {verdict.best_other}" if verdict.best_other else ""
+    return (
+        f"{'met' if verdict.is_met else 'MISSED'}: {goal.row}, {goal.claim}: "
+        f"{with_interval(verdict.measured)}{times}{against} (goal {goal.relation} "
+        f"{number(goal.bound)}{times})"
+    )
 
 
 def verdict_value(verdict: Verdict) -> dict[str, Any]:

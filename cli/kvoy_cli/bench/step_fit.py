@@ -1,0 +1,101 @@
+"""A step law fitted to measured times, by least squares. Pure.
+
+What was measured is a number of steps that together took some seconds; the law says
+
+    seconds = steps × base + prefill tokens ÷ rate + context tokens × cost + rows × cost
+              + requests × overhead
+
+Errors count relative to the measured time, so that short steps weigh as much as long ones. A term
+that comes out negative is taken for zero and the others are fitted again: no part of a step gives
+time back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvoy_engine.timing_model import TimingModel
+
+MAX_PREFILL_TOKENS_PER_S = 1e9
+"""Stands for prefill that takes no time of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    seconds: float
+    steps: float
+    prefill_tokens: float = 0.0
+    context_tokens: float = 0.0
+    """Over all steps, the end position of every row."""
+    rows: float = 0.0
+    requests: float = 0.0
+    """Whose time outside of steps (HTTP, queues) is in `seconds`."""
+
+    @property
+    def terms(self) -> tuple[float, ...]:
+        return (self.steps, self.prefill_tokens, self.context_tokens, self.rows, self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLaw:
+    timing: TimingModel
+    overhead_s: float
+    """Per request, outside of steps."""
+
+    def seconds(self, observation: Observation) -> float:
+        timing = self.timing
+        return (
+            observation.steps * timing.base_s
+            + observation.prefill_tokens / timing.prefill_tokens_per_s
+            + observation.context_tokens * timing.context_token_s
+            + observation.rows * timing.row_s
+            + observation.requests * self.overhead_s
+        )
+
+
+def fit(observations: Sequence[Observation]) -> StepLaw:
+    """Raises ValueError when a measured time is not above 0 or nothing can be told apart."""
+    if any(not observation.seconds > 0 for observation in observations):
+        raise ValueError("every measured time must be above 0 seconds")
+    rows = [[term / o.seconds for term in o.terms] for o in observations]
+    free = [i for i in range(5) if any(row[i] for row in rows)]
+    values = [0.0] * 5
+    while free:
+        solved = _least_squares([[row[i] for i in free] for row in rows])
+        lowest = min(range(len(free)), key=lambda at: solved[at])
+        if solved[lowest] >= 0.0:
+            for i, value in zip(free, solved, strict=True):
+                values[i] = value
+            break
+        del free[lowest]
+    base_s, prefill_s, context_s, row_s, overhead_s = values
+    rate = min(1.0 / prefill_s, MAX_PREFILL_TOKENS_PER_S) if prefill_s else MAX_PREFILL_TOKENS_PER_S
+    return StepLaw(TimingModel(base_s, rate, context_s, row_s), overhead_s)
+
+
+def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
+    """The x that minimises Σ (row · x − 1)², by the normal equations with columns scaled to unit
+    length. Raises ValueError when columns depend on each other."""
+    size = len(rows[0])
+    scale = [sum(row[i] ** 2 for row in rows) ** 0.5 for i in range(size)]
+    scaled = [[row[i] / scale[i] for i in range(size)] for row in rows]
+    matrix = [
+        [sum(row[i] * row[j] for row in scaled) for j in range(size)]
+        + [sum(row[i] for row in scaled)]
+        for i in range(size)
+    ]
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda at: abs(matrix[at][i]))
+        if abs(matrix[pivot][i]) < 1e-9:
+            raise ValueError("the measurements do not tell the parts of a step apart")
+        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
+        for below in range(i + 1, size):
+            factor = matrix[below][i] / matrix[i][i]
+            for j in range(i, size + 1):
+                matrix[below][j] -= factor * matrix[i][j]
+    solved = [0.0] * size
+    for i in reversed(range(size)):
+        rest = sum(matrix[i][j] * solved[j] for j in range(i + 1, size))
+        solved[i] = (matrix[i][size] - rest) / matrix[i][i]
+    return [value / scale[i] for i, value in enumerate(solved)]

@@ -1,0 +1,77 @@
+"""A step law is found again from times that it made."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvoy_cli.bench.step_fit import MAX_PREFILL_TOKENS_PER_S, Observation, StepLaw, fit
+from kvoy_engine.timing_model import TimingModel
+
+TRUTH = StepLaw(TimingModel(0.014, 1600.0, 55e-9, 0.0005), overhead_s=0.003)
+
+
+def observations(truth: StepLaw, noise: float = 0.0) -> list[Observation]:
+    random = Random(3)
+    shapes = [Observation(1.0, 1, n, n, 1, requests=1) for n in (32, 64, 256, 512)]
+    shapes += [
+        Observation(1.0, 1, 0, users * length, users)
+        for users, length in ((1, 50), (1, 40_000), (4, 500), (8, 50), (8, 30_000))
+    ]
+    return [
+        Observation(
+            truth.seconds(o) * (1 + random.uniform(-noise, noise)),
+            *(o.steps, o.prefill_tokens, o.context_tokens, o.rows, o.requests),
+        )
+        for o in shapes
+    ]
+
+
+def test_exact_times_give_the_law_that_made_them() -> None:
+    law = fit(observations(TRUTH))
+
+    assert law.timing.base_s == pytest.approx(TRUTH.timing.base_s)
+    assert law.timing.prefill_tokens_per_s == pytest.approx(TRUTH.timing.prefill_tokens_per_s)
+    assert law.timing.context_token_s == pytest.approx(TRUTH.timing.context_token_s)
+    assert law.timing.row_s == pytest.approx(TRUTH.timing.row_s)
+    assert law.overhead_s == pytest.approx(TRUTH.overhead_s)
+
+
+def test_noisy_times_are_predicted_about_as_well_as_they_were_measured() -> None:
+    noisy = observations(TRUTH, noise=0.05)
+
+    law = fit(noisy)
+
+    for observation in observations(TRUTH):
+        assert law.seconds(observation) == pytest.approx(observation.seconds, rel=0.06)
+
+
+def test_no_part_of_a_step_gives_time_back() -> None:
+    base = TimingModel(0.01, 1000.0, 0.0, 0.0)
+    times = [
+        Observation(0.011, 1, 0, 100, 1),
+        Observation(0.010, 1, 0, 100_000, 1),
+        Observation(0.010, 1, 0, 200, 8),
+        Observation(0.11, 1, 100, 100, 1),
+    ]
+
+    law = fit(times)
+
+    assert law.timing.context_token_s == 0.0
+    assert law.timing.row_s == 0.0
+    assert law.timing.base_s == pytest.approx(base.base_s, rel=0.1)
+    assert law.timing.prefill_tokens_per_s == pytest.approx(1000.0, rel=0.1)
+
+
+def test_without_prefills_prefill_takes_no_time_of_its_own() -> None:
+    law = fit([Observation(0.02, 1, 0, 0, 1), Observation(0.03, 1, 0, 0, 2)])
+
+    assert law.timing.prefill_tokens_per_s == MAX_PREFILL_TOKENS_PER_S
+
+
+def test_measurements_that_tell_nothing_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not tell the parts of a step apart"):
+        fit([Observation(0.02, 1, 0, 0, 1), Observation(0.02, 1, 0, 0, 1)])
+    with pytest.raises(ValueError, match="above 0 seconds"):
+        fit([Observation(0.0, 1)])
