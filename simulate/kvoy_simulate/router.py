@@ -338,6 +338,7 @@ class VirtualRouter:
         """By default as its output says: whole, broken off, or nothing at all."""
         assert job.is_open
         job.is_open = False
+        job.attempt = None  # so that job and attempt go without the garbage collector's help
         del self._jobs[job.row]
         if self._gate is not None:
             self._gate.leave(job)
