@@ -160,28 +160,24 @@ class PrefixIndex:
         groups: list[tuple[int, int]] = []
         if not keys:
             return groups
-        shards, live = self._shards, self._live
+        shards, assumed_at = self._shards, assumed.get
         last = len(keys) - 1
-
-        def holders(at: int) -> int:
-            key = keys[at]
-            return (shards[key & _SHARD_MASK].get(key, 0) | assumed.get(key, 0)) & live
-
-        everywhere = holders(last)
+        everywhere = (self.holders(keys[last]) | assumed_at(keys[last], 0)) & self._live
         if everywhere:
             groups.append((last + 1, everywhere))
-        first = holders(0) & ~everywhere if last else 0
+        first = (self.holders(keys[0]) | assumed_at(keys[0], 0)) & self._live & ~everywhere
         # (low, high, bits): these endpoints hold keys[low] and do not hold keys[high].
-        spans = [(0, last, first)] if first else []
+        spans = [(0, last, first)] if first and last else []
         while spans:
             low, high, bits = spans.pop()
             if high - low == 1 or len(groups) >= max_groups:
                 groups.append((low + 1, bits))
                 continue
             middle = (low + high) // 2
-            deeper = holders(middle) & bits
+            key = keys[middle]
+            deeper = (shards[key & _SHARD_MASK].get(key, 0) | assumed_at(key, 0)) & bits
             if deeper != bits:
-                spans.append((low, middle, bits & ~deeper))
+                spans.append((low, middle, bits ^ deeper))
             if deeper:
                 spans.append((middle, high, deeper))
         return groups

@@ -21,6 +21,7 @@ from kvoy_contract.blocks import BlockHash
 from kvoy_router.audit import Audit
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import EngineInfo, LoadView
+from kvoy_router.lineup import MAX_GROUPS
 from kvoy_router.policies import make_policy
 from kvoy_router.pool import Pool, PoolConfig
 from kvoy_router.prefix_index import keys_of
@@ -114,7 +115,7 @@ def _share(pool: Pool, names: Sequence[str], chains: Sequence[memoryview], rando
 
 
 def _match_ms(pool: Pool, random: Random, repeats: int) -> float:
-    """Every engine holds another length of the prompt."""
+    """As a pick does it in a large fleet; every engine holds another length of the prompt."""
     count = LONG_PROMPT_TOKENS // STRIDE
     prompt = random.randbytes(HASH_BYTES * count)
     for number, endpoint in enumerate(pool.endpoints):
@@ -124,7 +125,7 @@ def _match_ms(pool: Pool, random: Random, repeats: int) -> float:
 
     def match() -> None:
         for _ in range(rounds):
-            pool.index.match(keys_of(prompt), pool.assumed.sets)
+            pool.index.match_groups(keys_of(prompt), pool.assumed.sets, MAX_GROUPS)
 
     return 1000 * median(_cpu_of(match) / rounds for _ in range(repeats))
 
