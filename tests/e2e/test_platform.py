@@ -11,11 +11,10 @@ import json
 import pytest
 
 from kvoy_cluster.waiting import wait_for
-from kvoy_e2e.platform import BARE_NODE, NAMESPACE, ROOT, SYSTEM, Platform
+from kvoy_e2e.platform import BARE_NODE, CHART, NAMESPACE, SYSTEM, Platform
 
 pytestmark = pytest.mark.slow
 
-CHART = ROOT / "charts/kvoy"
 URL = "http://smol.demo.svc/v1"
 MODEL = "smollm2"
 
@@ -76,6 +75,11 @@ spec:
   router: {ref: shared}
 """
 
+ALL = [
+    *(("LLMService", name) for name in ("smol", "split", "wide", "alpha", "beta")),
+    ("LLMRouter", "shared"),
+]
+
 LONG_QUESTION = (
     "I have a garden with a small pond, three old apple trees, a hedge of hornbeam, and a wooden "
     "shed in which hedgehogs spend the winter. In spring the frogs come, in summer dragonflies. "
@@ -113,10 +117,7 @@ def _a_failure_ends_the_story(request: pytest.FixtureRequest, _the_story_so_far:
 
 
 def test_helm_installs_the_platform(platform: Platform) -> None:
-    platform.helm(
-        *("install", "kvoy", str(CHART), "--namespace", SYSTEM, "--create-namespace"),
-        *("--wait", "--timeout", "3m"),
-    )
+    platform.install()
 
     deployment = platform.get("deployment", "kvoy-operator", SYSTEM)
     assert deployment["status"]["readyReplicas"] == 2
@@ -276,6 +277,27 @@ def test_a_service_deleted_under_load_finishes_its_requests(platform: Platform) 
     assert load.finish()["failures"] == []
 
 
+def test_the_operators_have_written_one_line_for_each_transition(platform: Platform) -> None:
+    lines = sorted(
+        (json.loads(line) for line in platform.operator_log().splitlines()),
+        key=lambda line: float(line["time"]),
+    )
+
+    told = [line for line in lines if line["event"] == "transition"]
+    about_themselves = [line["event"] for line in lines if line["event"] != "transition"]
+    assert set(about_themselves) <= {"leads", "follows", "master secret made"}, lines
+    assert len(about_themselves) == len(set(about_themselves))
+    last: dict[tuple[str, str], str] = {}
+    for line in told:
+        resource, reason = line["resource"], line["reason"]
+        # What turns: a condition that holds or not; else the phase of a rollout, or a failure.
+        turning = reason.replace("Not", "") if reason.endswith("Ready") else "phase"
+        assert last.get((resource, turning)) != reason, told
+        last[resource, turning] = reason
+    resources = {f"{kind}/{NAMESPACE}/{name}" for kind, name in ALL}
+    assert {line["resource"] for line in told} == resources
+
+
 def test_helm_upgrade_changes_no_engine(platform: Platform) -> None:
     before = {name: engine_uids(platform, name) for name in ("smol", "split", "wide", "beta")}
 
@@ -289,7 +311,7 @@ def test_helm_upgrade_changes_no_engine(platform: Platform) -> None:
 
 
 def test_helm_uninstall_leaves_the_services_serving(platform: Platform) -> None:
-    platform.helm("uninstall", "kvoy", "--namespace", SYSTEM, "--wait")
+    platform.uninstall()
 
     assert "smol" in platform.kubectl("get", "llm", "-n", NAMESPACE)
     assert platform.chat(URL, MODEL, "Hello")["answers"][0]["text"]

@@ -15,6 +15,7 @@ from kvoy_cluster.cluster import Cluster
 from kvoy_cluster.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts/kvoy"
 SYSTEM = "kvoy-system"
 NAMESPACE = "demo"
 CLIENT = "client"
@@ -90,12 +91,13 @@ class Load:
 class Platform:
     cluster: Cluster
     binaries: Binaries
+    namespace: str = NAMESPACE
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:
         return self.cluster.kubectl(*arguments, input=input)
 
-    def apply(self, text: str, namespace: str = NAMESPACE) -> None:
-        self.kubectl("apply", "-n", namespace, "-f", "-", input=text)
+    def apply(self, text: str) -> None:
+        self.kubectl("apply", "-n", self.namespace, "-f", "-", input=text)
 
     def helm(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -112,14 +114,24 @@ class Platform:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def get(self, kind: str, name: str, namespace: str = NAMESPACE) -> dict[str, Any]:
+    def install(self, *settings: str) -> None:
+        """Kvoy by its chart, as a user does; returns when its operators are ready."""
+        self.helm(
+            *("install", "kvoy", str(CHART), "--namespace", SYSTEM, "--create-namespace"),
+            *("--wait", "--timeout", "3m", *settings),
+        )
+
+    def uninstall(self) -> None:
+        self.helm("uninstall", "kvoy", "--namespace", SYSTEM, "--wait")
+
+    def get(self, kind: str, name: str, namespace: str = "") -> dict[str, Any]:
         body: dict[str, Any] = json.loads(
-            self.kubectl("get", kind, name, "-n", namespace, "-o", "json")
+            self.kubectl("get", kind, name, "-n", namespace or self.namespace, "-o", "json")
         )
         return body
 
-    def all_of(self, kind: str, selector: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-        text = self.kubectl("get", kind, "-n", namespace, "-l", selector, "-o", "json")
+    def all_of(self, kind: str, selector: str) -> list[dict[str, Any]]:
+        text = self.kubectl("get", kind, "-n", self.namespace, "-l", selector, "-o", "json")
         items: list[dict[str, Any]] = json.loads(text)["items"]
         return items
 
@@ -150,8 +162,8 @@ class Platform:
         """What a person would look at."""
         return "\n".join(
             (
-                self.kubectl("describe", kind, name, "-n", NAMESPACE),
-                self.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide"),
+                self.kubectl("describe", kind, name, "-n", self.namespace),
+                self.kubectl("get", "pods", "-n", self.namespace, "-o", "wide"),
                 self.operator_log()[-4000:],
             )
         )
