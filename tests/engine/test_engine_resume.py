@@ -143,6 +143,19 @@ async def test_what_the_client_knows_is_not_said_again() -> None:
     assert usage.usage["completion_tokens"] == 36
 
 
+async def test_a_scored_echo_is_not_repeated() -> None:
+    body = TEXT | {"max_tokens": 12, "echo": True, "logprobs": 1, "n": 2}
+    async with running_engine(sim_config(secret=SECRET)) as engine:
+        whole = await ask(engine, body)
+        rest = await ask(engine, body, [whole.ids[0][:5], whole.ids[1]])
+        with pytest.raises(AssertionError, match="scored echo"):
+            await ask(engine, body, [whole.ids[0][:5], []])
+
+    assert whole.texts[0].startswith("hi")
+    assert rest.texts == {0: whole.texts[0][len("hi") + 5 :], 1: ""}
+    assert rest.ids[0] == whole.ids[0][5:]
+
+
 async def test_ids_of_tokens_whose_logprobs_are_held_back_are_told_with_them() -> None:
     body = TEXT | {"max_tokens": 30, "logprobs": 1}
     async with running_engine(sim_config(secret=SECRET)) as engine:
