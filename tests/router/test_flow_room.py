@@ -95,7 +95,9 @@ def test_held_requests_reach_a_first_engine_only_as_fast_as_it_takes_them() -> N
     fleet.pool.declare_model(MODEL)
     refused: list[tuple[Ticket, ApiError]] = []
     flow = FlowControl(
-        PoolRoom(fleet.pool), FlowLimits(), lambda ticket, error: refused.append((ticket, error))
+        PoolRoom(fleet.pool),
+        FlowLimits(max_waiting_s=60.0),
+        lambda ticket, error: refused.append((ticket, error)),
     )
     held = [Ticket(MODEL, tokens=4_000, arrived_s=fleet.now_s) for _ in range(100)]
     for ticket in held:
