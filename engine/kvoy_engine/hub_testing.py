@@ -52,11 +52,14 @@ class Faults:
 class StandInHub:
     """Context manager; `requests` records (method, path, range header)."""
 
-    def __init__(self, repositories: dict[str, Repository]) -> None:
+    def __init__(
+        self, repositories: dict[str, Repository], address: tuple[str, int] = ("127.0.0.1", 0)
+    ) -> None:
+        """`address`: host and port to listen at; a free port by default."""
         self.repositories = repositories
         self.faults = Faults()
         self.requests: list[tuple[str, str, str | None]] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(address, _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
