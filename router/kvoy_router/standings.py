@@ -3,10 +3,10 @@ by change, so that a pick looks at a few of them and not at all.
 
 A cost depends on the request, so no order is right for every request. What is weighed exactly is a
 shortlist: the engines that hold most of this prompt, the best ones by the cost of a short and of a
-long prompt that nobody holds, and a few drawn at random. The random ones bound what a wrong order can cost: of d engines
-drawn at random the better one is nearly as good as the best of all (Mitzenmacher, "The power of two
-choices in randomized load balancing", 2001). Equal engines stand in random order, so that several
-routers do not all look at the same ones.
+long prompt that nobody holds, and a few drawn at random. The random ones bound what a wrong order
+can cost: of d engines drawn at random the better one is nearly as good as the best of all
+(Mitzenmacher, "The power of two choices in randomized load balancing", 2001). Equal engines stand
+in random order, so that several routers do not all look at the same ones.
 
 It has no clock and does no I/O; the pool tells it what has changed, and one thread owns it."""
 
