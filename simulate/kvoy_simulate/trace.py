@@ -122,25 +122,34 @@ def _prompt(
     return PromptSpec(parent, last, max(1, tail_tokens)), first
 
 
-def read_trace(path: Path) -> Iterator[Record]:
-    """Raises TraceError when the file is missing, a line is no record, or time runs backwards."""
-    decoder = msgspec.json.Decoder(Record)
-    latest_ms = -1
+def read_trace(path: Path) -> list[Record]:
+    """All of it, so that an error comes before anything is simulated.
+
+    Raises TraceError when the file is missing, a line is no record, or time runs backwards.
+    """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    record = decoder.decode(line)
-                except msgspec.MsgspecError as error:
-                    raise TraceError(f"{path} line {number}: {error}") from error
-                if record.timestamp < latest_ms:
-                    raise TraceError(f"{path} line {number}: timestamp runs backwards")
-                latest_ms = record.timestamp
-                yield record
+            return list(_parse(path, lines))
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
+    except EOFError as error:
+        raise TraceError(f"{path}: the packed file is cut short") from error
+
+
+def _parse(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
+    decoder = msgspec.json.Decoder(Record)
+    latest_ms = -1
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise TraceError(f"{path} line {number}: {error}") from error
+        if record.timestamp < latest_ms:
+            raise TraceError(f"{path} line {number}: timestamp runs backwards")
+        latest_ms = record.timestamp
+        yield record
 
 
 def write_trace(path: Path, records: Iterable[Record]) -> int:

@@ -27,7 +27,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     num_written = write_trace(tmp_path / name, records)
 
     assert num_written == len(records) > 20
-    assert list(read_trace(tmp_path / name)) == records
+    assert read_trace(tmp_path / name) == records
 
 
 def test_equal_ids_are_equal_beginnings(tmp_path: Path) -> None:
@@ -66,12 +66,21 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
     file.write_text(good + "\n" + line + "\n")
 
     with pytest.raises(TraceError, match=f"line 3.*{reason}"):
-        list(read_trace(file))
+        read_trace(file)
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(TraceError, match=r"/nowhere/t\.jsonl"):
-        list(read_trace(Path("/nowhere/t.jsonl")))
+        read_trace(Path("/nowhere/t.jsonl"))
+
+
+def test_a_packed_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl.gz"
+    write_trace(file, generate(Generated(duration_s=5), seed=1))
+    file.write_bytes(file.read_bytes()[:-20])
+
+    with pytest.raises(TraceError, match="cut short"):
+        read_trace(file)
 
 
 def test_a_generated_trace_has_the_rate_and_the_reuse_that_it_promises() -> None:

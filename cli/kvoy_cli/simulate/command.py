@@ -192,7 +192,9 @@ def _judged(
             if goal not in verdicts and all(other in done for other in jobs_of_goal):
                 verdicts[goal] = judge(goal, figures_of_case)
                 if say:
-                    progress.print(report.verdict_text(verdicts[goal]), highlight=False)
+                    progress.print(
+                        report.verdict_text(verdicts[goal]), highlight=False, soft_wrap=True
+                    )
 
     execute_all(jobs, num_processes=num_processes(processes, len(jobs)), on_done=on_done)
     return [verdicts[goal] for goal in goals]
