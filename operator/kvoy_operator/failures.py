@@ -250,15 +250,18 @@ def _of_container(pod: PodView, container: ContainerView) -> tuple[FailureReason
 
 def _of_exit(pod: PodView, container: ContainerView) -> tuple[FailureReason, str]:
     said = container.exit_message.strip()
+    is_fetch = pod.component == MODEL_CACHE_COMPONENT
     for beginning, reason in _SPOKEN.items():
         # The message may be the end of a log: the line that matters need not be the first.
         line = next((line for line in said.splitlines() if line.startswith(beginning)), "")
         if line:
-            return reason, line.removeprefix(beginning).strip()
+            # The same words as an engine's, which a memory that is too small would explain as well.
+            is_load = reason is FailureReason.MODEL_LOAD_FAILED
+            shown = FailureReason.MODEL_FETCH_FAILED if is_fetch and is_load else reason
+            return shown, line.removeprefix(beginning).strip()
     code = f"container {container.name} exited with {container.exit_code}"
     if container.exit_reason == "OOMKilled":
         return FailureReason.OUT_OF_MEMORY, f"{code}, {container.restart_count} restarts"
-    is_fetch = pod.component == MODEL_CACHE_COMPONENT
     reason = FailureReason.MODEL_FETCH_FAILED if is_fetch else FailureReason.CRASH_LOOP
     last = said.splitlines()[-1] if said else container.exit_reason or container.waiting_message
     return reason, f"{code}, {container.restart_count} restarts: {last}"

@@ -268,4 +268,4 @@ def test_a_model_that_the_hub_lacks_is_named_in_the_condition(hub: Platform) -> 
     told = _wait_for_reason(hub, "absent", "Degraded", "ModelFetchFailed")
     assert "org/absent" in told
     assert hub.condition("absent", "Ready")["status"] == "False"
-    assert hub.condition("absent", "Ready")["reason"] == "WaitingForModel"
+    assert hub.condition("absent", "Progressing")["reason"] == "WaitingForModel"

@@ -154,6 +154,10 @@ def _exited(message: str = "", *, code: int = 1, reason: str = "Error") -> PodVi
         (_exited("WorkerLost: worker 1 has gone"), "WorkerLost"),
         (replace(_exited("HTTP 401"), component="model-cache", pool=""), "ModelFetchFailed"),
         (
+            replace(_exited("ModelLoadFailed: no such model"), component="model-cache", pool=""),
+            "ModelFetchFailed",
+        ),
+        (
             replace(
                 POD,
                 phase="Failed",
