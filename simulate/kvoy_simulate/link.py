@@ -199,7 +199,8 @@ class _OpenStream:
     def _check_silence(self) -> None:
         if not self._is_open:
             return
-        if self._clock.now_s - self.heard_s >= SILENCE_S:
+        silent_s = self.heard_s + SILENCE_S
+        if self._clock.now_s >= silent_s:
             self._link.on_silence(self)
         else:
-            self._clock.at(self.heard_s + SILENCE_S, self._check_silence)
+            self._clock.at(silent_s, self._check_silence)
