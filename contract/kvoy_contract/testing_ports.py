@@ -33,6 +33,8 @@ def _own_ports() -> range:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not worker:
         return _RANGE
-    size = len(_RANGE) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    start = int(worker.removeprefix("gw")) * size
+    count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    size = len(_RANGE) // count
+    # One that replaces a crashed worker has a higher number.
+    start = int(worker.removeprefix("gw")) % count * size
     return _RANGE[start : start + size]

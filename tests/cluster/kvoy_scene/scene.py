@@ -233,12 +233,16 @@ class Scene:
             "port": 0,
             "drain_timeout_s": 5.0,
             "policy": "round-robin",
+            # What nobody can serve is refused at once.
+            "max_held_s": 0.0,
         }
         router = Router(RouterConfig(**defaults | settings))
         async with router.serving():
-            yield router
-            # uvloop loses a connection whose TLS handshake is cancelled, and cannot close then.
-            await asyncio.sleep(_HANDSHAKE_S)
+            try:
+                yield router
+            finally:
+                # uvloop loses a connection whose TLS handshake is cancelled, and cannot close then.
+                await asyncio.sleep(_HANDSHAKE_S)
 
 
 def names(router: Router) -> set[str]:
