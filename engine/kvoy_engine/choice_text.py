@@ -2,7 +2,8 @@
 
 A piece's logprobs cover the tokens whose text it, or an earlier piece, has shown: text that is held
 back because it may become a stop string keeps its tokens' logprobs with it, and text that a stop
-string cuts off takes them along.
+string cuts off takes them along. With logprobs, text is shown by whole tokens, so that the tokens
+that were told of say what the client has: another engine goes on from there.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class ChoiceText:
         """Completion tokens, those of another engine included."""
         self.num_resumed = 0
         self._shows_stop_token = request.include_stop_str_in_output
+        self._is_scored = request.num_logprobs is not None
         self._detokenizer = Detokenizer(
             encoder,
             job.token_ids,
@@ -83,6 +85,8 @@ class ChoiceText:
         self._echo: Echo | None = None
         self._num_chars = 0
         """Of the choice's own text that has been shown."""
+        self._unshown_text = ""
+        """What may be shown once its last token may be, as a whole."""
         self._unshown: deque[ScoredToken] = deque()
         self._untold_ids: list[int] = []
         self.is_resumed = prepared.has_begun(self.index)
@@ -115,7 +119,7 @@ class ChoiceText:
         if stops and not self._shows_stop_token:
             shown_ids = out.token_ids[:-1]
         delta = self._detokenizer.push(shown_ids)
-        piece.text += self._show(delta.text)
+        self._unshown_text += delta.text
         self._score(delta.tokens, out.logprobs)
         piece.token_ids = out.token_ids
         if delta.stopped:
@@ -123,8 +127,9 @@ class ChoiceText:
             piece.token_ids = out.token_ids[: len(delta.tokens)]
             self.finish_reason = "stop"
         elif out.finish_reason is not None:
-            piece.text += self._show(self._detokenizer.finish().text)
+            self._unshown_text += self._detokenizer.finish().text
             self.finish_reason = _FINISH[out.finish_reason]
+        piece.text += self._show()
         self.num_tokens += len(piece.token_ids)
         taken = self._take_scored(is_whole=self.is_finished and not delta.stopped)
         piece.scored += taken
@@ -154,14 +159,29 @@ class ChoiceText:
         self.num_resumed = self.num_tokens = len(token_ids)
         if token_ids[-1] in job.params.stop_token_ids and not self._shows_stop_token:
             token_ids = token_ids[:-1]
-        delta = self._detokenizer.replay(token_ids)
+        delta = self._detokenizer.replay(token_ids, is_all_shown=self._is_scored)
         self._num_chars = len(delta.text)
         if delta.stopped:
             self.finish_reason = "stop"
 
-    def _show(self, text: str) -> str:
-        self._num_chars += len(text)
+    def _show(self) -> str:
+        """The text that can be shown now."""
+        end = self._num_chars + len(self._unshown_text)
+        if not self.is_finished:
+            end = self._end_of_whole_tokens(end)
+        num_chars = end - self._num_chars
+        text, self._unshown_text = self._unshown_text[:num_chars], self._unshown_text[num_chars:]
+        self._num_chars = end
         return text
+
+    def _end_of_whole_tokens(self, end: int) -> int:
+        """The beginning of the first scored token that reaches beyond `end`, or `end`."""
+        if not self._unshown:
+            return end
+        assert self._echo is not None
+        starts = [token.offset - len(self._echo.text) for token in self._unshown]
+        ends = [*starts[1:], self._detokenizer.num_chars]
+        return next((at for at, to in zip(starts, ends, strict=True) if to > end), end)
 
     def _score(self, tokens: Sequence[TokenText], logprobs: Sequence[TokenLogprob] | None) -> None:
         if logprobs is None:

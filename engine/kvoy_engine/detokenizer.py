@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvoy_contract.codec import Codec
@@ -85,7 +85,10 @@ class Detokenizer:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._held = ""
-        self._num_chars = 0
+        self._num_told = 0
+        """Of the held characters, those that another engine has shown."""
+        self.num_chars = 0
+        """Of the text of the tokens that were taken, shown or not."""
         self._ended = False
         self.num_tokens = 0
         """Output tokens that were taken so far."""
@@ -102,16 +105,24 @@ class Detokenizer:
             self.num_tokens += 1
             is_hidden = token_id in self._hidden_ids
             piece = "" if is_hidden else self._source.push(token_id, token.data)
-            self._num_chars += len(piece)
+            self.num_chars += len(piece)
             stop = self._find_stop(piece)
             if stop is not None:
                 return TextDelta("".join(shown) + self._end_at(stop), tuple(tokens), stop)
             shown.append(self._release())
         return TextDelta("".join(shown), tuple(tokens))
 
-    def replay(self, token_ids: Sequence[int]) -> TextDelta:
-        """Take tokens whose text has been delivered by another engine; returns that very text."""
-        return self.push(token_ids)
+    def replay(self, token_ids: Sequence[int], *, is_all_shown: bool = False) -> TextDelta:
+        """Take tokens that another engine has told of; returns the text that it has shown.
+
+        That is what these tokens alone allow to show, or, with `is_all_shown`, all their text:
+        later tokens may have proved that its end is no stop string's beginning.
+        """
+        delta = self.push(token_ids)
+        if not is_all_shown or delta.stopped:
+            return delta
+        self._num_told = len(self._held)
+        return replace(delta, text=delta.text + self._held)
 
     def finish(self) -> TextDelta:
         """The text that was held back, once no token follows; empty after a stop string."""
@@ -120,17 +131,17 @@ class Detokenizer:
         self._ended = True
         text = self._held + self._source.flush()
         self._held = ""
-        return TextDelta(text)
+        return TextDelta(self._untold(text))
 
     def _describe(self, token_id: int) -> TokenText:
         data = self._encoder.token_bytes(token_id)
         text = data.decode("utf-8", "replace")
         if token_id in self._hidden_ids:
-            return TokenText(token_id, text, b"", self._num_chars)
+            return TokenText(token_id, text, b"", self.num_chars)
         if self._strips_space:
             self._strips_space = False
             data = data.removeprefix(b" ")
-        return TokenText(token_id, text, data, self._num_chars)
+        return TokenText(token_id, text, data, self.num_chars)
 
     def _find_stop(self, piece: str) -> str | None:
         """Add a piece to the held text, up to the end of the first stop string in it."""
@@ -153,13 +164,19 @@ class Detokenizer:
         self._ended = True
         text = self._held if self._include_stop else self._held[: -len(stop)]
         self._held = ""
-        return text
+        return self._untold(text)
 
     def _release(self) -> str:
         """The held text without the end that may become a stop string."""
         end = len(self._held) - self._stops.num_open(self._state)
         text, self._held = self._held[:end], self._held[end:]
-        return text
+        return self._untold(text)
+
+    def _untold(self, text: str) -> str:
+        """Of text that was held, what nobody has shown."""
+        num_told = min(self._num_told, len(text))
+        self._num_told -= num_told
+        return text[num_told:]
 
 
 def _text_source(

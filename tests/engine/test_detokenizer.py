@@ -133,6 +133,24 @@ def test_after_a_replay_the_text_goes_on_as_if_undisturbed(kind: str, data: st.D
     assert resumed.finish() == undisturbed.finish()
 
 
+@given(st.text(alphabet="abx", max_size=14), st.booleans())
+def test_tokens_whose_text_was_all_shown_are_replayed_as_shown(text: str, include: bool) -> None:
+    encoder, ids = encoder_of("bytes"), list(text.encode())
+    stops = ["aax", "abab"]
+    undisturbed = Detokenizer(encoder, [], stops, include)
+    shown = [undisturbed.push([token_id]).text for token_id in ids]
+    whole = "".join(shown) + undisturbed.finish().text
+    # Every such moment: as many characters as tokens, since each token is one.
+    for num_shown in set(itertools.accumulate(map(len, shown))):
+        resumed = Detokenizer(encoder, [], stops, include)
+
+        replayed = resumed.replay(ids[:num_shown], is_all_shown=True)
+
+        assert replayed.text == whole[:num_shown]
+        rest = resumed.push(ids[num_shown:]).text + resumed.finish().text
+        assert replayed.text + rest == whole
+
+
 @pytest.mark.parametrize(
     ("include", "expected"), [(False, "one two"), (True, "one two END")], ids=["cut", "kept"]
 )
