@@ -194,19 +194,15 @@ def test_watches_that_are_cut_or_freeze_lose_nothing(site: _Disturbed) -> None:
 
 
 def test_a_watch_that_fails_for_good_does_not_leave_the_operator_deaf(site: _Disturbed) -> None:
-    refused: list[Call] = []
-
     def decide(call: Call) -> Fault | None:
         # No client takes that for something to wait out.
-        if refused or call.method != "GET" or not call.path.endswith("/pods"):
-            return None
-        refused.append(call)
-        return Refuse(400)
+        return Refuse(400) if call.method == "GET" and call.path.endswith("/pods") else None
 
     site.proxy.decide = decide
     site.start_kubelet()
     operator = site.start_operator()
     site.wait_until(lambda: operator.lines("watch ended; starts again"), "it is begun anew")
+    site.proxy.decide = lambda call: None
 
     site.settle()
     assert site.roll_out() >= _NUM_REPLICAS
