@@ -114,6 +114,8 @@ class Watch:
             stop_flag=self._stop,
         )
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # What breaks from here on has been broken off: kopf's generators say so when they close.
+        self._kopf_loop.set_exception_handler(_note_end)
         await _cancel(tasks)
         # A task of kopf's may take a first cancellation for another one's.
         for _ in range(2):
@@ -159,6 +161,10 @@ class Watch:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the operator's loop is closed: it ends
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _note_end(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    log.debug("a watch was broken off", extra={"said": context.get("message")})
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
