@@ -105,13 +105,23 @@ class LeaderElection:
 
     async def release(self) -> None:
         """Give the Lease up, so that another one need not wait for its end."""
+        try:
+            try:
+                await self._free()
+            except ApiRefusal as error:
+                if not error.is_conflict:
+                    raise
+                # Likely by a renewal of ours whose answer nobody awaited any more.
+                await self._read()
+                await self._free()
+        except ApiFailure as error:
+            log.warning("the lease was not released", extra={"error": str(error)})
+
+    async def _free(self) -> None:
         if self._holder() != self._identity:
             return
         self._fill(holder="", lease_s=1)
-        try:
-            await self._write("PUT")
-        except ApiFailure as error:
-            log.warning("the lease was not released", extra={"error": str(error)})
+        await self._write("PUT")
 
     async def _renew(self) -> bool:
         """Whether the Lease was renewed. Raises LeadershipLost when somebody else has it."""

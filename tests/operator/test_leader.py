@@ -48,6 +48,8 @@ class _Client:
     def __init__(self, server: _LeaseServer) -> None:
         self._server = server
         self.is_cut = False
+        self.answer_delay_s = 0.0
+        """After the server has carried it out."""
 
     async def request(
         self, method: str, path: str, *, body: Any = None, timeout_s: float | None = None
@@ -57,7 +59,9 @@ class _Client:
             await asyncio.sleep(timeout_s or 1.0)
             raise ApiUnreachable("cut")
         await asyncio.sleep(0.01)
-        return self._server.handle(method, body)
+        answer = self._server.handle(method, body)
+        await asyncio.sleep(self.answer_delay_s)
+        return answer
 
 
 def _contender(server: _LeaseServer, name: str) -> tuple[_Client, LeaderElection]:
@@ -82,6 +86,27 @@ def test_one_of_two_leads_and_the_other_one_waits_as_long_as_it_renews() -> None
     run_virtually(main())
 
     assert server.holder == "a"
+
+
+def test_a_lease_is_released_although_nobody_heard_of_its_last_renewal() -> None:
+    server = _LeaseServer()
+    client, leader = _contender(server, "a")
+
+    async def main() -> None:
+        await leader.acquire()
+        client.answer_delay_s = 0.5
+        holding = asyncio.create_task(leader.hold())
+        await asyncio.sleep(LeaseTimes().retry_s + 0.1)
+        renewed = copy.deepcopy(server.lease)
+        holding.cancel()
+        await asyncio.wait([holding])
+        assert renewed is not None
+        assert int(renewed["metadata"]["resourceVersion"]) == 2
+        await leader.release()
+
+    run_virtually(main())
+
+    assert server.holder == ""
 
 
 @pytest.mark.parametrize("lead_s", [0.0, 0.3, 1.0, 1.7, 7.9, 59.99])
