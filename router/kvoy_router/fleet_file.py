@@ -5,50 +5,31 @@ log says what is wrong, once per change of the file."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from kvoy_contract.fleet import Fleet, parse_fleet
-from kvoy_router.watched_file import POLL_S, WatchedFile
+from kvoy_router.watched_file import POLL_S, FollowedFile
 
 log = logging.getLogger(__name__)
 
 
-class FleetFile:
+class FleetFile(FollowedFile[Fleet]):
     """`apply` hears of every new content."""
 
+    unusable = "fleet file is unusable, the services stay as they were"
+
     def __init__(self, path: Path, apply: Callable[[Fleet], None], poll_s: float = POLL_S) -> None:
-        self._file = WatchedFile(path)
+        super().__init__(path, poll_s)
         self._apply = apply
-        self._poll_s = poll_s
         self.was_read = False
         """Whether it has been good once."""
-        self.error: str | None = None
-        """What is wrong with the file as it is now."""
 
-    async def run(self) -> None:
-        """Watch the file for ever."""
-        while True:
-            self.check()
-            await asyncio.sleep(self._poll_s)
+    def _parse(self, text: str) -> Fleet:
+        return parse_fleet(text)
 
-    def check(self) -> None:
-        """Read the file if it has changed since the last call."""
-        try:
-            text = self._file.read_if_changed()
-            if text is None:
-                return
-            fleet = parse_fleet(text)
-        except (OSError, ValueError) as error:
-            self.error = str(error)
-            log.error(
-                "fleet file is unusable, the services stay as they were",
-                extra={"file": str(self._file.path), "error": self.error},
-            )
-            return
-        self.error = None
+    def _take(self, content: Fleet) -> None:
         self.was_read = True
-        self._apply(fleet)
-        log.info("fleet file read", extra={"services": [s.name for s in fleet.services]})
+        self._apply(content)
+        log.info("fleet file read", extra={"services": [s.name for s in content.services]})

@@ -5,7 +5,6 @@ says what is wrong, once per change, and a gauge is 0 until the file is good aga
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from kvoy_router.keys import Key, Keyring
-from kvoy_router.watched_file import POLL_S, WatchedFile
+from kvoy_router.watched_file import POLL_S, FollowedFile
 
 log = logging.getLogger(__name__)
 
@@ -34,46 +33,28 @@ def parse_keys(text: str) -> Keyring:
     return Keyring(document.keys)
 
 
-class KeysFile:
+class KeysFile(FollowedFile[Keyring]):
     """`keyring` is what holds now; `apply` hears of every new one."""
+
+    unusable = "keys file is unusable, the keys stay as they were"
 
     def __init__(
         self, path: Path, apply: Callable[[Keyring], None], poll_s: float = POLL_S
     ) -> None:
         """Raises OSError or ValueError when there is no good file to begin with."""
-        self._file = WatchedFile(path)
+        super().__init__(path, poll_s)
         self._apply = apply
-        self._poll_s = poll_s
-        self.error: str | None = None
-        """What is wrong with the file as it is now."""
         text = self._file.read_if_changed()
         assert text is not None, "a first look sees everything"
         self.keyring = parse_keys(text)
 
-    async def run(self) -> None:
-        """Watch the file for ever."""
-        while True:
-            self.check()
-            await asyncio.sleep(self._poll_s)
+    def _parse(self, text: str) -> Keyring:
+        return parse_keys(text)
 
-    def check(self) -> None:
-        """Read the file if it has changed since the last call."""
-        try:
-            text = self._file.read_if_changed()
-            if text is None:
-                return
-            keyring = parse_keys(text)
-        except (OSError, ValueError) as error:
-            self.error = str(error)
-            log.error(
-                "keys file is unusable, the keys stay as they were",
-                extra={"file": str(self._file.path), "error": self.error},
-            )
-            return
-        self.error = None
-        self.keyring = keyring
-        self._apply(keyring)
-        log.info("keys file read", extra={"keys": len(keyring)})
+    def _take(self, content: Keyring) -> None:
+        self.keyring = content
+        self._apply(content)
+        log.info("keys file read", extra={"keys": len(content)})
 
 
 def _place(error: msgspec.DecodeError) -> str:
