@@ -2,19 +2,24 @@
 
 A field declared with `setting(...)` becomes `--the-field`, `KVOY_THE_FIELD` and the key `the-field`
 of the YAML file given by `--config`, in this order of precedence. An unknown flag or key is an
-error. Reading happens once, in a composition root; nothing else looks at the environment.
+error. Reading happens in a composition root; nothing else looks at the environment. A component
+that follows its file has `Settings.reread` for a new text of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import types
 import typing
-from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
 
 import configargparse
+
+from kvoy_contract.settings_file import Kind, read_document
 
 ENV_PREFIX = "KVOY_"
 T = TypeVar("T")
@@ -129,6 +134,73 @@ class _Parser(configargparse.ArgumentParser):  # type: ignore[misc] # has no typ
         raise BadSetting(message)
 
 
+class _RaisingParser(configargparse.ArgumentParser):  # type: ignore[misc] # has no types
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+class Settings(Generic[T]):
+    """What a process was started with. Its file may change, its arguments and environment do not,
+    and they stand over the file at every time."""
+
+    def __init__(
+        self, config_type: type[T], prog: str, description: str, argv: Sequence[str] | None
+    ) -> None:
+        """Exits 2 with a line on a bad value (BadSetting)."""
+        self._config_type = config_type
+        self._argv = list(sys.argv[1:] if argv is None else argv)
+        self._environ: Mapping[str, str] = dict(os.environ)
+        parser = self._parser(_Parser, prog, description)
+        namespace = parser.parse_args(self._argv, env_vars=self._environ)
+        try:
+            self.values = from_namespace(config_type, namespace)
+        except ValueError as error:
+            parser.error(str(error))
+        self.file: Path | None = None if namespace.config is None else Path(namespace.config)
+
+    def reread(self, text: str) -> T:
+        """The configuration, were this the text of the file. Raises ValueError, which names the
+        key and what is wrong with it."""
+        parser = self._parser(_RaisingParser, "", "")
+        namespace = parser.parse_args(self._argv, config_file_contents=text, env_vars=self._environ)
+        return from_namespace(self._config_type, namespace)
+
+    def _parser(self, parser_type: type[Any], prog: str, description: str) -> Any:
+        config_type = self._config_type
+        parser = parser_type(
+            prog=prog,
+            description=description,
+            config_file_parser_class=_file_parser(config_type),
+            formatter_class=configargparse.HelpFormatter,
+            add_config_file_help=False,
+            epilog="The command line wins over the environment, the environment over the file.",
+        )
+        add_settings(parser, config_type)
+        return parser
+
+
+def _file_parser(config_type: type[Any]) -> type[Any]:
+    """Reads the file for configargparse, which takes texts and lists of them."""
+    hints = typing.get_type_hints(config_type)
+    kinds = {
+        field.metadata.get("flag", field.name.replace("_", "-")): Kind(*_unwrap(hints[field.name]))
+        for field in dataclasses.fields(config_type)
+        if not field.metadata.get("positional")
+    }
+
+    class FileParser(configargparse.ConfigFileParser):  # type: ignore[misc] # has no types
+        def get_syntax_description(self) -> str:
+            return "YAML whose keys are the names of the flags."
+
+        def parse(self, stream: typing.TextIO) -> dict[str, str | list[str]]:
+            try:
+                return read_document(stream.read(), kinds)
+            except ValueError as error:
+                raise configargparse.ConfigFileParserException(str(error)) from None
+
+    return FileParser
+
+
 def read_settings(
     config_type: type[T], prog: str, description: str, argv: Sequence[str] | None
 ) -> T:
@@ -137,17 +209,4 @@ def read_settings(
 
     A `ValueError` from the dataclass' own validation is reported the same way.
     """
-    parser = _Parser(
-        prog=prog,
-        description=description,
-        config_file_parser_class=configargparse.YAMLConfigFileParser,
-        formatter_class=configargparse.HelpFormatter,
-        add_config_file_help=False,
-        epilog="The command line wins over the environment, the environment over the file.",
-    )
-    add_settings(parser, config_type)
-    namespace = parser.parse_args(argv)
-    try:
-        return from_namespace(config_type, namespace)
-    except ValueError as error:
-        parser.error(str(error))
+    return Settings(config_type, prog, description, argv).values

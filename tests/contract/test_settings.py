@@ -1,9 +1,10 @@
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from kvoy_contract.settings import read_settings, setting
+from kvoy_contract.settings import Settings, read_settings, setting
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,53 @@ def test_an_unknown_key_of_the_file_is_an_error(
         read("m", "--config", str(file))
 
     assert "prot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot: 1", "prot: unknown key; port is one"),
+        ("[port]", "must hold `key: value` lines"),
+        ("", "the file is empty"),
+        ("port: 1\nport: 2", "port: is given twice"),
+        ("port: {a: 1}", "port: must be a whole number, not {'a': 1}"),
+        ("port: true", "port: must be a whole number, not True"),
+        ("port: 1.5", "port: must be a whole number, not 1.5"),
+        ("port: null", "port: must be a whole number, not None"),
+        ("rate: much", "rate: must be a number, not 'much'"),
+        ("fast: 1", "fast: must be true or false, not 1"),
+        (
+            "engine: [a, 3]",
+            "engine: must be a text (in quotes, where it looks like something else)",
+        ),
+        ("policy: 7", "policy: must be a text (in quotes, where it looks like something else)"),
+        ("policy: none", "--policy"),
+        ("model: m", "model: unknown key"),
+        ("port: 0", "port is 0, below 1"),
+        ("port: [", "not YAML: line 1, column 8"),
+    ],
+)
+def test_a_new_text_of_the_file_is_refused_by_the_name_of_its_key(text: str, words: str) -> None:
+    settings = Settings(Example, "example", "An example.", ["m"])
+
+    with pytest.raises(ValueError, match=re.escape(words)):
+        settings.reread(text)
+
+
+def test_a_new_text_of_the_file_counts_below_the_flags_and_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "kvoy.json"
+    file.write_text('{"port": 1}')
+    monkeypatch.setenv("KVOY_RATE", "2")
+    settings = Settings(Example, "example", "An example.", ["m", "--config", str(file), "--fast"])
+    monkeypatch.setenv("KVOY_RATE", "3")
+
+    again = settings.reread("port: 5\nrate: 1e3\nfast: false\nengine: a")
+
+    assert settings.file == file
+    assert settings.values == Example("m", 1, 2.0, True)
+    assert again == Example("m", 5, 2.0, True, engines=("a",))
 
 
 def test_help_names_every_flag_and_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
