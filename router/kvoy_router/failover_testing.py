@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
@@ -29,11 +30,18 @@ class Addressed(Protocol):
     def telemetry_address(self) -> str: ...
 
 
+TOLD = re.compile(re.escape(TOKEN_IDS_COMMENT) + rb"[^\n]*\n\n")
+"""To break behind the first ids: how many tokens they say, and so how long an answer is in bytes,
+depends on how busy the machine is."""
+ALL_TOLD = re.compile(re.escape(TOKEN_IDS_COMMENT) + rb"[^\n]*!\n\n")
+"""To break behind the last ids of a choice."""
+
+
 class Cuts:
-    """Where answers break: the next ones each after so many bytes of theirs."""
+    """Where answers break: the next ones each after so many bytes of theirs, or behind a match."""
 
     def __init__(self) -> None:
-        self.after: list[int] = []
+        self.after: list[int | re.Pattern[bytes]] = []
         self.num_bytes: list[int] = []
         """Of each answer's bytes so far, in the order of their beginnings."""
 
@@ -89,15 +97,20 @@ class BreakingLink:
         raise _Ended
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        limit: int | None = None
+        cut: int | re.Pattern[bytes] | None = None
+        answer = bytearray()
         position = 0
         while data := await reader.read(65536):
             if data.startswith(b"HTTP/1.1 "):
-                limit = self._cuts.after.pop(0) if self._cuts.after else None
+                cut = self._cuts.after.pop(0) if self._cuts.after else None
+                answer.clear()
                 position = len(self._cuts.num_bytes)
                 self._cuts.num_bytes.append(0)
-            if limit is not None and self._cuts.num_bytes[position] + len(data) >= limit:
-                writer.write(data[: limit - self._cuts.num_bytes[position]])
+            num_before = len(answer)
+            answer += data
+            limit = _limit(cut, answer)
+            if limit is not None and len(answer) >= limit:
+                writer.write(data[: limit - num_before])
                 await writer.drain()
                 await asyncio.sleep(0.005)  # the bytes before must arrive: a reset overtakes them
                 _reset(writer)
@@ -105,6 +118,14 @@ class BreakingLink:
             self._cuts.num_bytes[position] += len(data)
             writer.write(data)
         raise _Ended
+
+
+def _limit(cut: int | re.Pattern[bytes] | None, answer: bytearray) -> int | None:
+    """After how many bytes an answer breaks, as far as is known by now."""
+    if cut is None or isinstance(cut, int):
+        return cut
+    found = cut.search(answer)
+    return None if found is None else found.end()
 
 
 class _Ended(Exception):
@@ -202,8 +223,8 @@ class Bench:
         self.router = router
         self.client = client
 
-    async def ask(self, body: dict[str, Any], *cuts: int) -> Seen:
-        """One stream; its engines' answers break after so many bytes, one after the other."""
+    async def ask(self, body: dict[str, Any], *cuts: int | re.Pattern[bytes]) -> Seen:
+        """One stream; its engines' answers break where `cuts` say, one after the other."""
         self.cuts.num_bytes.clear()
         self.cuts.after[:] = cuts
         seen = await read_stream(self.client, body)

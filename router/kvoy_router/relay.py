@@ -78,7 +78,7 @@ class StreamRelay:
         if not self.has_begun:
             raise BadResponse("its stream was empty")
         if self._has_end_mark():
-            self._response.write(self._held)
+            self._response.write(completed(self._held))
         elif not _ERROR.search(self._last):
             raise ConnectionBroken("its stream ended early")
 
@@ -136,6 +136,12 @@ async def relay_whole(
     on_begin()
     response.send(200, headers, body)
     return body
+
+
+def completed(data: bytes) -> bytes:
+    """Events of which the last one may lack its end: the connection broke just before it."""
+    whole = data.rstrip(b"\r\n")
+    return whole + b"\n\n" if whole else b""
 
 
 def told_output_tokens(data: bytes) -> int | None:

@@ -18,7 +18,7 @@ from kvoy_router.errors import ConnectionBroken, EngineErrored
 from kvoy_router.http_client import Exchange
 from kvoy_router.http_message import Headers
 from kvoy_router.http_response import Response
-from kvoy_router.relay import StreamRelay
+from kvoy_router.relay import StreamRelay, completed
 from kvoy_router.stream_progress import StreamProgress
 
 _IDS_LINE = b"\n" + TOKEN_IDS_COMMENT
@@ -82,7 +82,7 @@ class ResumableRelay(StreamRelay):
         if self._has_end_mark():
             if not self.has_begun:
                 self._begin()
-            self._response.write(held)
+            self._response.write(completed(held))
         elif found := _ERROR_EVENT.search(held):
             raise EngineErrored(_message_of(found[1]))
         else:

@@ -26,6 +26,7 @@ class Upstream:
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = pieces
         self.failure: UpstreamError | None = None
+        self.failure_at_end: UpstreamError | None = None
         self.connection = SimpleNamespace(
             pause_reading=lambda: None, resume_reading=lambda: None, fail=self._fail
         )
@@ -39,6 +40,8 @@ class Upstream:
             await asyncio.sleep(0)
             if self.failure is not None:
                 raise self.failure
+        if self.failure_at_end is not None:
+            raise self.failure_at_end
 
 
 class Client:
@@ -86,7 +89,7 @@ async def test_what_a_model_writes_does_not_count_as_the_end(last: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    "end", [DONE, b"data:[DONE]\r\n\r\n", b"data: [DONE]", b'data: {"error": {"message": "x"}}\n\n']
+    "end", [DONE, b"data:[DONE]\r\n\r\n", b'data: {"error": {"message": "x"}}\n\n']
 )
 async def test_an_end_mark_or_an_error_event_ends_the_stream(end: bytes) -> None:
     client = Client()
@@ -104,3 +107,16 @@ async def test_a_break_behind_the_end_mark_is_no_failure() -> None:
     await relay_of(upstream, client).run()
 
     assert client.seen.endswith(DONE)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("end", [b"data: [DONE]", b"data: [DONE]\n", b"data: [DONE]\r\n\r"])
+async def test_an_end_mark_without_its_end_is_completed(end: bytes, breaks: bool) -> None:
+    client = Client()
+    upstream = Upstream(data_event(CHUNK % b"a"), end)
+    if breaks:
+        upstream.failure_at_end = ConnectionBroken("it closed the connection")
+
+    await relay_of(upstream, client).run()
+
+    assert client.seen == data_event(CHUNK % b"a") + DONE

@@ -178,6 +178,19 @@ async def test_a_whole_stream_arrives_without_the_ids(size: int, breaks: bool) -
     assert client.seen == told_after(len(WRITES))[0] + TAIL
 
 
+@pytest.mark.parametrize("num_missing", range(1, len(DONE) + 1))
+async def test_a_stream_that_breaks_within_its_end_mark_has_ended_or_not(num_missing: int) -> None:
+    stream = b"".join(told + token_ids_event(said) for told, said in WRITES) + TAIL
+    progress = progress_of()
+
+    client = await run(Upstream([stream[:-num_missing]], breaks=True), progress)
+
+    if num_missing <= len(b"\n\n"):  # only the end of the last line
+        assert client.seen == told_after(len(WRITES))[0] + TAIL
+    else:
+        assert_told(client, progress, len(WRITES))
+
+
 async def test_the_end_in_the_chunk_of_the_last_ids_is_told() -> None:
     *first, (told, said) = WRITES
     reads = [framed(told + token_ids_event(said)) for told, said in first]
