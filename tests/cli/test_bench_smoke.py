@@ -12,7 +12,8 @@ from kvoy_cli.bench import main
 from kvoy_cli.bench.client import Client, send_until
 from kvoy_cli.bench.config import NAMES
 from kvoy_cli.bench.context import BenchContext
-from kvoy_cli.bench.fake_engine import MODEL, Admissions
+from kvoy_cli.bench.fake_answers import MODEL
+from kvoy_cli.bench.fake_engine import Admissions
 from kvoy_cli.bench.outcome import Outcome
 from kvoy_cli.bench.processes import BenchError, child, cpu_seconds, free_ports, wait_until
 from kvoy_cli.bench.request import completion

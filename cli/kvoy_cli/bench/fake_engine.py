@@ -27,9 +27,10 @@ import grpc
 import httptools
 import msgspec
 
+from kvoy_cli.bench import fake_answers
 from kvoy_cli.bench.event_loop import run
+from kvoy_cli.bench.fake_answers import MODEL
 from kvoy_contract import envelope as envelopes
-from kvoy_contract import sse
 from kvoy_contract.names import ENVELOPE_CONTENT_TYPE
 from kvoy_contract.prompt import TokenizerFiles, byte_tokenizer_files
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
@@ -40,15 +41,8 @@ _NUM_BLOCKS = 20_000
 _HEARTBEAT_S = 0.5
 _HASHES_PER_CHUNK = 4096
 _FILE_PART_BYTES = 1 << 20
-MODEL = "bench"
 
-
-class _Body(msgspec.Struct):
-    stream: bool = False
-    max_tokens: int = 16
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
+_decode_body = msgspec.json.Decoder(fake_answers.Body).decode
 
 
 class Admissions:
@@ -99,10 +93,11 @@ class _Http(asyncio.Protocol):
         self._engine = engine
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpRequestParser(self)
+        self._path = b""
         self._has_envelope = False
         self._body: list[bytes] = []
         self._num_left = 0
-        self._event = b""
+        self._event = self._end = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport without inheriting from it.
@@ -115,8 +110,12 @@ class _Http(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_begin(self) -> None:
+        self._path = b""
         self._body = []
         self._has_envelope = False
+
+    def on_url(self, url: bytes) -> None:
+        self._path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -126,6 +125,9 @@ class _Http(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        if not fake_answers.generates(self._path):
+            self._write(fake_answers.page(self._path))
+            return
         body = b"".join(self._body)
         wants_ids = False
         num_prompt_tokens = 1
@@ -134,33 +136,24 @@ class _Http(asyncio.Protocol):
             wants_ids = envelope.want_token_ids
             num_prompt_tokens = len(envelope.token_ids) // 4
             self._engine.admit(envelope)
-        request = _decode_body(body) if body else _Body()
+        request = _decode_body(body)
+        chat = fake_answers.is_chat(self._path)
         if request.stream:
-            self._start_stream(request.max_tokens, wants_ids)
+            self._start_stream(chat, request.num_tokens, wants_ids)
         else:
-            self._answer(request.max_tokens, num_prompt_tokens)
+            self._write(fake_answers.whole_answer(chat, request.num_tokens, num_prompt_tokens))
 
-    def _answer(self, max_tokens: int, num_prompt_tokens: int) -> None:
-        body = _completion(max_tokens, num_prompt_tokens)
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        self._write(head % len(body) + body)
-
-    def _start_stream(self, num_events: int, wants_ids: bool) -> None:
-        self._event = _http_chunk(
-            sse.data_event(_chunk(" word", None))
-            + (sse.token_ids_event([sse.ChoiceIds(0, [1234])]) if wants_ids else b"")
-        )
+    def _start_stream(self, chat: bool, num_events: int, wants_ids: bool) -> None:
+        self._event = fake_answers.word_event(chat, wants_ids)
+        self._end = fake_answers.stream_end(chat)
         self._num_left = num_events
-        self._write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-            b"transfer-encoding: chunked\r\n\r\n"
-        )
+        self._write(fake_answers.STREAM_HEAD)
         self._engine.steps.add(self)
 
     def step(self) -> bool:
         """Write the next event; whether there are more."""
         if self._num_left == 0:
-            self._write(_http_chunk(sse.data_event(_chunk("", "length")) + sse.DONE) + b"0\r\n\r\n")
+            self._write(self._end)
             return False
         self._num_left -= 1
         self._write(self._event)
@@ -267,48 +260,6 @@ class FakeEngine(pb_grpc.TelemetryServicer):
             admitted_through=admissions.through,
             admitted_beyond=sorted(admissions.beyond),
         )
-
-
-def _chunk(text: str, finish_reason: str | None) -> bytes:
-    return msgspec.json.encode(
-        {
-            "id": "cmpl-0123456789abcdef0123456789abcdef",
-            "object": "text_completion",
-            "created": 1_700_000_000,
-            "model": MODEL,
-            "choices": [
-                {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
-            ],
-        }
-    )
-
-
-def _completion(max_tokens: int, num_prompt_tokens: int) -> bytes:
-    return msgspec.json.encode(
-        {
-            "id": "cmpl-0123456789abcdef0123456789abcdef",
-            "object": "text_completion",
-            "created": 1_700_000_000,
-            "model": MODEL,
-            "choices": [
-                {
-                    "index": 0,
-                    "text": " word" * max_tokens,
-                    "logprobs": None,
-                    "finish_reason": "length",
-                }
-            ],
-            "usage": {
-                "prompt_tokens": num_prompt_tokens,
-                "completion_tokens": max_tokens,
-                "total_tokens": num_prompt_tokens + max_tokens,
-            },
-        }
-    )
-
-
-def _http_chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The baseline of the router's cost: a relay that understands nothing.
 
-`python -m kvoy_cli.bench.relay LISTEN_PORT TARGET_PORT [--streams]` copies bytes between each
-client and a connection of its own to the target, on uvloop. By default on bare asyncio
+`python -m kvoy_cli.bench.relay LISTEN_PORT TARGET_PORT... [--streams]` copies bytes between each
+client and a connection of its own to the next of the targets, on uvloop. By default on bare asyncio
 protocols: one read and one write per chunk, the least that any proxy on asyncio can cost. With
 `--streams` it is the textbook relay on asyncio's streams.
 """
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from typing import cast
 
 from kvoy_cli.bench.event_loop import run
@@ -82,16 +83,19 @@ class _ClientPipe(_Pipe):
                 peer.transport.close()
 
 
-async def serve_protocols(listen_port: int, target_port: int) -> None:
+async def serve_protocols(listen_port: int, *target_ports: int) -> None:
+    targets = cycle(target_ports)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _ClientPipe(target_port), "127.0.0.1", listen_port)
+    server = await loop.create_server(lambda: _ClientPipe(next(targets)), "127.0.0.1", listen_port)
     async with server:
         await server.serve_forever()
 
 
-async def serve_streams(listen_port: int, target_port: int) -> None:
+async def serve_streams(listen_port: int, *target_ports: int) -> None:
+    targets = cycle(target_ports)
+
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        target_reader, target_writer = await asyncio.open_connection("127.0.0.1", target_port)
+        target_reader, target_writer = await asyncio.open_connection("127.0.0.1", next(targets))
         async with asyncio.TaskGroup() as group:
             group.create_task(_copy(reader, target_writer))
             group.create_task(_copy(target_reader, writer))

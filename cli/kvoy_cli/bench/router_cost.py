@@ -19,7 +19,7 @@ import msgspec
 
 from kvoy_cli.bench.client import Client
 from kvoy_cli.bench.context import BenchContext
-from kvoy_cli.bench.fake_engine import MODEL
+from kvoy_cli.bench.fake_answers import MODEL
 from kvoy_cli.bench.load import LoadRun, run_closed_loop, run_open_loop
 from kvoy_cli.bench.processes import (
     BenchError,
