@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from prometheus_client import disable_created_metrics
 
 from kvoy_contract import logs
-from kvoy_contract.settings import read_settings
+from kvoy_contract.settings import Settings
 from kvoy_router import keys_command
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["key"]:
         return keys_command.main(arguments[1:])
-    config = read_settings(RouterConfig, "kvoy router", _DESCRIPTION, arguments)
+    settings = Settings(RouterConfig, "kvoy router", _DESCRIPTION, arguments)
+    config = settings.values
     logs.configure(config.log_level, config.log_format)
     # Calls to the Kubernetes API are no events of a router.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _raise_file_limit(config.max_connections)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config))
+            runner.run(_serve(settings))
     except NoClusterError as error:
         print(f"kvoy router: --kubernetes: {error}", file=sys.stderr)
         return 1
@@ -59,12 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(config: RouterConfig) -> None:
+async def _serve(settings: Settings[RouterConfig]) -> None:
+    config = settings.values
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    router = Router(config)
+    router = Router(config, settings, _on_config)
     scheme = "http" if router.tls is None else "https"
     async with router.serving():
         log.info(
@@ -78,6 +80,12 @@ async def _serve(config: RouterConfig) -> None:
         _spare_collections()
         await stop.wait()
         log.info("router drains", extra={"connections": router.server.num_connections})
+
+
+def _on_config(config: RouterConfig) -> None:
+    """What the whole process takes from a new configuration."""
+    logging.getLogger().setLevel(config.log_level.upper())
+    _raise_file_limit(config.max_connections)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

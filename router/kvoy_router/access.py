@@ -53,7 +53,8 @@ ANYBODY = Client()
 
 
 class Access:
-    """`keyring` is None where no keys are asked for; whoever watches the file replaces it."""
+    """`keyring` is None where no keys are asked for. It and `objectives` are replaced by whoever
+    watches their files."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Access:
     ) -> None:
         """`objectives`: names, as in a header, and the priorities that they stand for."""
         self.keyring = keyring
-        self._objectives = objectives
+        self.objectives = objectives
         self._now_unix_s = now_unix_s
 
     def identify(self, request: Request) -> Client:
@@ -79,7 +80,7 @@ class Access:
         objective = _named(request, OBJECTIVE_HEADERS)
         if tenant is None and objective is None:
             return ANYBODY
-        priority = None if objective is None else self._objectives.get(objective, 0)
+        priority = None if objective is None else self.objectives.get(objective, 0)
         return Client(tenant=tenant or "", priority=priority)
 
 

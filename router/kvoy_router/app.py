@@ -11,16 +11,18 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 from kvoy_contract.errors import ApiError
+from kvoy_contract.settings import Settings
 from kvoy_router.access import Access
 from kvoy_router.api import Api, make_admin_app
 from kvoy_router.breaker import BreakerLimits, Breakers
 from kvoy_router.config import RouterConfig
+from kvoy_router.config_file import ConfigFile
 from kvoy_router.dispatch import Dispatcher
 from kvoy_router.entrance import Entrance
 from kvoy_router.errors import BadFile
@@ -34,13 +36,14 @@ from kvoy_router.http_client import ClientPool
 from kvoy_router.http_server import HttpServer
 from kvoy_router.keys import Keyring
 from kvoy_router.keys_file import KeysFile
-from kvoy_router.metrics import Metrics, ServerGauges
+from kvoy_router.metrics import Metrics
 from kvoy_router.policies import make_policy
 from kvoy_router.pool import Pool, PoolConfig
 from kvoy_router.prompts import Prompts
 from kvoy_router.proxy import Proxy, ProxyOptions
 from kvoy_router.retry_budget import RetryBudget
 from kvoy_router.sources import Sources
+from kvoy_router.state_gauges import ServerGauges
 from kvoy_router.telemetry import TelemetryClient, TelemetryOptions
 from kvoy_router.tls import TlsFiles
 
@@ -54,13 +57,23 @@ _LONGEST_BREAK_S = 30.0
 class Router:
     """Made inside a running event loop. `serving` is its life."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        """Raises NoClusterError when it is to ask Kubernetes and knows none, and BadFile."""
+    def __init__(
+        self,
+        config: RouterConfig,
+        settings: Settings[RouterConfig] | None = None,
+        on_config: Callable[[RouterConfig], None] = lambda config: None,
+    ) -> None:
+        """`settings`: where `config` came from, if its file is to be followed; `on_config` hears
+        of every new configuration.
+
+        Raises NoClusterError when it is to ask Kubernetes and knows none, and BadFile.
+        """
         self.config = config
+        self._on_config = on_config
         # Not the loop's clock: uvloop's has steps of a millisecond.
         self._now_s = time.monotonic
         router_id = secrets.token_hex(8)
-        generator = random.Random()
+        generator = self._random = random.Random()
         self.pool = Pool(
             router_id,
             make_policy(config.policy, generator),
@@ -75,9 +88,7 @@ class Router:
         self.prompts = Prompts()
         self.metrics = Metrics()
         self.clients = ClientPool(config.client_limits)
-        self.breakers = Breakers(
-            BreakerLimits(config.breaker_failures, config.breaker_pause_s, _LONGEST_BREAK_S)
-        )
+        self.breakers = Breakers(_breaker_limits(config))
         self.dispatcher = Dispatcher(
             self.pool, self.prompts, self.breakers, self._now_s, config.decisions_kept
         )
@@ -93,12 +104,17 @@ class Router:
         )
         self.gate = FlowGate(PoolRoom(self.pool), config.flow_limits, self._now_s)
         self.keys_file, self.tls = self._read_files()
+        self.config_file: ConfigFile | None = None
+        if settings is not None and settings.file is not None:
+            self.metrics.reloads.begin(time.time())
+            self.config_file = ConfigFile(settings, settings.file, self.use_config, self._on_reload)
         keyring = None if self.keys_file is None else self.keys_file.keyring
         access = Access(keyring, config.objectives, time.time)
         self.entrance = Entrance(access, self.gate, self.pool, self.metrics, self._now_s)
         self.fleet = Fleet(self.pool, self.prompts, self._watch, self.metrics.forget_engine)
         self.sources = Sources(config, self.pool, self.fleet, self.metrics, self._now_s)
-        api = self._make_api(router_id)
+        self.proxy = self._make_proxy()
+        api = self._make_api()
         self.server = HttpServer(api.serve_main, config.http_limits, self._on_refused)
         self.admin_server: HttpServer | None = None
         if config.admin_port is not None:
@@ -107,36 +123,52 @@ class Router:
         self.metrics.flow.observe(self.gate.flow)
         self.metrics.failover.observe(self.pool, self.breakers, self._budgets, self._now_s)
 
-    def _make_api(self, router_id: str) -> Api:
-        config = self.config
-        options = ProxyOptions(
-            router_id=router_id,
-            response_headers=config.response_headers,
-            request_timeout_s=config.request_timeout_s,
-            failover=FailoverLimits(config.max_retries, config.max_resumes),
-            max_progress_bytes=config.max_resume_kib * 1024,
-        )
-        proxy = Proxy(
+    def use_config(self, config: RouterConfig) -> None:
+        """Another one from now on; the settings that `config_file.FIXED` names are as they were.
+        What is under way goes on."""
+        if config.policy != self.config.policy:
+            self.pool.use_policy(make_policy(config.policy, self._random))
+        self.config = config
+        self.breakers.limits = _breaker_limits(config)
+        for budget in self._budgets:
+            budget.share, budget.burst = config.retry_share, config.retry_burst
+        self._health.use_silence(config.hang_timeout_s)
+        self.gate.flow.use_limits(config.flow_limits)
+        self.entrance.use_objectives(config.objectives)
+        self.clients.limits = config.client_limits
+        self.proxy.use_options(_proxy_options(config, self.pool.router_id))
+        self.server.limits = config.http_limits
+        if self.admin_server is not None:
+            self.admin_server.limits = config.http_limits
+        self._on_config(config)
+
+    def _on_reload(self, is_good: bool) -> None:
+        self.metrics.reloads.on_reload(is_good, time.time())
+
+    def _make_proxy(self) -> Proxy:
+        return Proxy(
             self.entrance,
             self.dispatcher,
             self.clients,
             self.breakers,
             self.metrics,
-            options,
+            _proxy_options(self.config, self.pool.router_id),
             self._budgets,
             self._now_s,
         )
+
+    def _make_api(self) -> Api:
         admin = make_admin_app(
             self.pool, self.dispatcher, self.breakers, self.metrics, self._now_s, version("kvoy")
         )
         return Api(
-            proxy,
+            self.proxy,
             self.entrance,
             self.dispatcher,
             self.pool,
             self.prompts,
             admin,
-            admin_on_main_port=config.admin_port is None,
+            admin_on_main_port=self.config.admin_port is None,
             unready_reason=self._unready_reason,
         )
 
@@ -171,7 +203,9 @@ class Router:
             raise BadFile(f"--tls-certificate, --tls-key: {error}") from None
         return keys, tls
 
-    def _files(self) -> Iterator[tuple[str, KeysFile | TlsFiles]]:
+    def _files(self) -> Iterator[tuple[str, KeysFile | TlsFiles | ConfigFile]]:
+        if self.config_file is not None:
+            yield "configuration file", self.config_file
         if self.keys_file is not None:
             yield "keys file", self.keys_file
         if self.tls is not None:
@@ -192,6 +226,7 @@ class Router:
             has_fleet=self.sources.has_fleet,
             has_keys=None if self.keys_file is None else self.keys_file.error is None,
             has_certificate=None if self.tls is None else self.tls.error is None,
+            has_config=None if self.config_file is None else self.config_file.error is None,
         )
 
     @contextlib.asynccontextmanager
@@ -237,6 +272,20 @@ class Router:
         while True:
             await asyncio.sleep(_PRUNE_S)
             self.clients.prune()
+
+
+def _breaker_limits(config: RouterConfig) -> BreakerLimits:
+    return BreakerLimits(config.breaker_failures, config.breaker_pause_s, _LONGEST_BREAK_S)
+
+
+def _proxy_options(config: RouterConfig, router_id: str) -> ProxyOptions:
+    return ProxyOptions(
+        router_id=router_id,
+        response_headers=config.response_headers,
+        request_timeout_s=config.request_timeout_s,
+        failover=FailoverLimits(config.max_retries, config.max_resumes),
+        max_progress_bytes=config.max_resume_kib * 1024,
+    )
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:

@@ -94,7 +94,7 @@ class Attempts:
         """`shows_headers`: whether clients are told the engine and its cached tokens."""
         self._clients = clients
         self._router_id = router_id
-        self._shows_headers = shows_headers
+        self.shows_headers = shows_headers
         self._now_s = now_s
         self._on_first_byte = on_first_byte
 
@@ -122,7 +122,7 @@ class Attempts:
     def own_headers(self, record: RequestRecord) -> Headers:
         """What the router itself tells of an answer."""
         headers = [(_REQUEST_ID_NAME, record.request_id.encode())]
-        if self._shows_headers:
+        if self.shows_headers:
             if record.engine:
                 headers.append((_ENGINE_NAME, record.engine.encode()))
             if record.cached_tokens is not None:

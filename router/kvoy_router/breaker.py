@@ -68,7 +68,8 @@ class Breakers:
     """Only engines that have failed since their last answer have one here."""
 
     def __init__(self, limits: BreakerLimits) -> None:
-        self._limits = limits
+        self.limits = limits
+        """May be replaced at any time."""
         self._by_id: dict[str, _Breaker] = {}
 
     def blocked(self, now_s: float) -> frozenset[str]:
@@ -94,7 +95,7 @@ class Breakers:
 
     def on_failure(self, endpoint: Endpoint, now_s: float) -> None:
         """An attempt has failed for the engine's sake."""
-        limits = self._limits
+        limits = self.limits
         if not limits.max_failures:
             return
         breaker = self._breaker_of(endpoint)
@@ -108,7 +109,7 @@ class Breakers:
     def trip(self, endpoint: Endpoint, now_s: float) -> None:
         """Open at once, or stay open: the engine is known to hang."""
         breaker = self._breaker_of(endpoint)
-        breaker.open(breaker.pause_s or self._limits.first_pause_s, now_s)
+        breaker.open(breaker.pause_s or self.limits.first_pause_s, now_s)
 
     def state(self, endpoint: Endpoint, now_s: float) -> BreakerState:
         breaker = self._by_id.get(endpoint.id)

@@ -5,7 +5,7 @@ on. What it used is charged when it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kvoy_contract.errors import ApiError, Unauthorized
 from kvoy_router.access import Access, Client
@@ -43,6 +43,10 @@ class Entrance:
         self._access.keyring = keyring
         self._limits.keep_only(keyring.by_id)
         self._metrics.tenants.keep_only(keyring.tenants)
+
+    def use_objectives(self, objectives: Mapping[str, int]) -> None:
+        """From now on; see `Access`."""
+        self._access.objectives = objectives
 
     def identify(self, request: Request) -> Client:
         """Raises Unauthorized or BadRequest."""

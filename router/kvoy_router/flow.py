@@ -35,7 +35,12 @@ class FlowControl:
         self._queues: dict[str, FlowQueue] = {}
         self._gone: set[str] = set()
         """Models that there are no more, while something of theirs is still under way."""
-        self._enough_s = limits.max_engine_wait_s * limits.shared_wait
+
+    def use_limits(self, limits: FlowLimits) -> None:
+        """From now on. Whoever waits keeps its place, also beyond a new bound."""
+        self.limits = limits
+        for queue in self._queues.values():
+            queue.use_limits(limits)
 
     def enter(self, ticket: Ticket, now_s: float) -> bool:
         """True: it goes on at once. False: it waits for `next`.
@@ -110,8 +115,10 @@ class FlowControl:
             queue.check_integrity()
 
     def _wait(self, model: str, now_s: float) -> float | None:
-        wait_s = self._room.wait_s(model, now_s, self._enough_s)
-        return None if wait_s is None else wait_s / self.limits.max_engine_wait_s
+        limits = self.limits
+        enough_s = limits.max_engine_wait_s * limits.shared_wait
+        wait_s = self._room.wait_s(model, now_s, enough_s)
+        return None if wait_s is None else wait_s / limits.max_engine_wait_s
 
     def _new_queue(self, model: str) -> FlowQueue:
         if len(self._queues) >= MAX_IDLE_MODELS:

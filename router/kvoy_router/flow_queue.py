@@ -28,6 +28,8 @@ class FlowQueue:
         self.shares = Shares()
         self._classes: dict[int, FairQueue] = {}
         self._num_waiting = 0
+        self._num_kept = 0
+        """Requests that waited when the limits were last replaced."""
         self._chosen: Ticket | None = None
         """May go on and has not said what it reserves: until then nobody knows what is left."""
         self._strict_tokens = 0.0
@@ -35,6 +37,11 @@ class FlowQueue:
         self._rate = TokenRate()
         self._unserved_s: float | None = None
         """Since when no engine serves the model."""
+
+    def use_limits(self, limits: FlowLimits) -> None:
+        """From now on; what waits keeps its place."""
+        self.limits = limits
+        self._num_kept = self._num_waiting
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -160,7 +167,9 @@ class FlowQueue:
         waiting = list(self.waiting())
         assert len(waiting) == self._num_waiting
         assert all(ticket.stage is Stage.WAITING for ticket in waiting)
-        assert self._num_waiting <= max(self.limits.max_waiting, self.limits.max_held)
+        assert self._num_waiting <= max(
+            self.limits.max_waiting, self.limits.max_held, self._num_kept
+        )
 
     # Bounds
 

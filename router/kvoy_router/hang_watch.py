@@ -38,7 +38,7 @@ class HangWatch:
     """Time is seconds on the clock by which the endpoints' reports are stamped."""
 
     def __init__(self, silence_s: float = 3.0) -> None:
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._watched: dict[str, _Watched] = {}
         self._ticked_s: float | None = None
 
@@ -75,12 +75,12 @@ class HangWatch:
         return watched.hang
 
     def _reason(self, watched: _Watched) -> str | None:
-        if watched.silent_s >= self._silence_s:
-            return f"no heartbeat for {self._silence_s:g} s"
+        if watched.silent_s >= self.silence_s:
+            return f"no heartbeat for {self.silence_s:g} s"
         load, info = watched.endpoint.load, watched.endpoint.info
         if load is None or info is None:
             return None
-        limit_s = step_limit_s(load, info, self._silence_s)
+        limit_s = step_limit_s(load, info, self.silence_s)
         if limit_s is not None and load.last_step_age_s > limit_s:
             return f"its step has taken {load.last_step_age_s:.1f} s, more than {limit_s:.1f} s"
         return None

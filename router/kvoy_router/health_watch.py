@@ -40,9 +40,12 @@ class HealthWatch:
         self._clients = clients
         self._breakers = breakers
         self._now_s = now_s
-        self._silence_s = silence_s
         self._hangs = HangWatch(silence_s)
         self._known: set[Endpoint] = set()
+
+    def use_silence(self, silence_s: float) -> None:
+        """From now on."""
+        self._hangs.silence_s = silence_s
 
     async def run(self) -> None:
         """Never returns; cancel it."""
@@ -69,7 +72,7 @@ class HealthWatch:
         """Requests that were sent later knew of the hang: there was nobody else for them."""
         self._clients.fail_quiet(
             hang.endpoint.address,
-            self._silence_s,
+            self._hangs.silence_s,
             now_s - hang.since_s,
             EngineHung(hang.reason),
         )

@@ -45,8 +45,11 @@ class ClientLimits:
 class Exchange:
     """One request and its answer; a context manager that gives back or closes the connection."""
 
-    def __init__(self, pool: ClientPool, address: str, connection: UpstreamConnection) -> None:
+    def __init__(
+        self, pool: ClientPool, address: str, connection: UpstreamConnection, idle_s: float
+    ) -> None:
         self._pool = pool
+        self._idle_s = idle_s
         self._address = address
         self.connection = connection
         self._loop = asyncio.get_running_loop()
@@ -74,7 +77,7 @@ class Exchange:
         it could have.
         """
         connection = self.connection
-        idle_s = self._pool.limits.idle_s
+        idle_s = self._idle_s
         connection.attach(sink, frame_sink)
         watch: asyncio.TimerHandle | None = None
 
@@ -127,6 +130,7 @@ class ClientPool:
 
     def __init__(self, limits: ClientLimits) -> None:
         self.limits = limits
+        """May be replaced; requests keep those that they were sent under."""
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._busy: dict[str, set[UpstreamConnection]] = {}
         self._loop = asyncio.get_running_loop()
@@ -157,13 +161,14 @@ class ClientPool:
         if body or method == b"POST":
             lines.append((b"content-length", b"%d" % len(body)))
         head = encode_request_head(method, target, lines)
-        limit_s = self.limits.first_byte_s if is_stream else self.limits.whole_answer_s
+        limits = self.limits
+        limit_s = limits.first_byte_s if is_stream else limits.whole_answer_s
         kept = self._take(address)
         if kept is None:
             fresh = await self._connect(address)
-            return await self._exchange(address, fresh, head, body, limit_s)
+            return await self._exchange(address, fresh, head, body, limit_s, limits.idle_s)
         try:
-            return await self._exchange(address, kept, head, body, limit_s)
+            return await self._exchange(address, kept, head, body, limit_s, limits.idle_s)
         except ConnectionBroken as broken:
             if kept.num_bytes or self._loop.time() - kept.begun_s > _ON_ITS_WAY_S:
                 raise
@@ -171,10 +176,16 @@ class ClientPool:
                 fresh = await self._connect(address)
             except ConnectFailed:
                 raise broken from None
-        return await self._exchange(address, fresh, head, body, limit_s)
+        return await self._exchange(address, fresh, head, body, limit_s, limits.idle_s)
 
     async def _exchange(
-        self, address: str, connection: UpstreamConnection, head: bytes, body: bytes, limit_s: float
+        self,
+        address: str,
+        connection: UpstreamConnection,
+        head: bytes,
+        body: bytes,
+        limit_s: float,
+        idle_s: float,
     ) -> Exchange:
         timer = self._loop.call_later(limit_s, self._overdue, connection, limit_s)
         self._busy.setdefault(address, set()).add(connection)
@@ -187,7 +198,7 @@ class ClientPool:
             raise
         finally:
             timer.cancel()
-        return Exchange(self, address, connection)
+        return Exchange(self, address, connection, idle_s)
 
     def _overdue(self, connection: UpstreamConnection, limit_s: float) -> None:
         connection.fail(FirstByteTimeout(f"no answer within {limit_s:g} s"))

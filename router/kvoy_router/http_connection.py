@@ -54,6 +54,7 @@ class ServerConnection(asyncio.Protocol):
         "_failure",
         "_head_done",
         "_headers",
+        "_max_body_bytes",
         "_parser",
         "_queue",
         "_quiet_bytes",
@@ -89,6 +90,7 @@ class ServerConnection(asyncio.Protocol):
         self._head_done = False
         self._body: bytes | bytearray = b""
         self._body_length = 0
+        self._max_body_bytes = 0
         self._quiet_bytes = 0
         self._failure: ApiError | None = None
         self._upgrade_refused = False
@@ -192,6 +194,7 @@ class ServerConnection(asyncio.Protocol):
         self._head_done = True
         self._quiet_bytes = 0
         limits = self.server.limits
+        self._max_body_bytes = limits.max_body_bytes  # also if that changes while it comes
         size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
         if size > limits.max_head_bytes:
             self._fail(HeadersTooLarge("The request's headers are too large."))
@@ -232,7 +235,7 @@ class ServerConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._quiet_bytes = 0
-        if self._body_length + len(data) > self.server.limits.max_body_bytes:
+        if self._body_length + len(data) > self._max_body_bytes:
             self._fail_body_too_large()
         if not self.server.reserve(len(data)):
             self._fail(Unavailable("Too many large requests at once.", retry_after_s=1))
@@ -268,7 +271,7 @@ class ServerConnection(asyncio.Protocol):
         self._start_next()
 
     def _fail_body_too_large(self) -> None:
-        limit = self.server.limits.max_body_bytes
+        limit = self._max_body_bytes
         self._fail(PayloadTooLarge(f"The request body is larger than {limit} bytes."))
 
     def _fail(self, error: ApiError) -> None:

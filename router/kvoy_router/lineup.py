@@ -23,7 +23,7 @@ from kvoy_router.occupancy import occupancies
 from kvoy_router.policies import Ordered, Policy, View
 from kvoy_router.prefix_index import Groups, PrefixIndex, slots_of
 from kvoy_router.request import InferenceRequest
-from kvoy_router.standings import Standings
+from kvoy_router.standings import Order, Standings
 
 RETRY_AFTER_S = 2.0
 """Told to clients when nothing can serve: about how soon an engine's readiness shows."""
@@ -61,7 +61,7 @@ class Lineups:
         random: Random,
         stale_after_s: float,
     ) -> None:
-        self._order = policy.order if isinstance(policy, Ordered) else None
+        self._order = _order_of(policy)
         self._index = index
         self._assumed = assumed
         self._random = random
@@ -70,6 +70,11 @@ class Lineups:
         """In a dict, since the order of a set differs from run to run."""
         self._large: dict[str, Standings] = {}
         """By model, of those with many engines."""
+
+    def use_policy(self, policy: Policy) -> None:
+        """Orders are made anew, when they are asked for."""
+        self._order = _order_of(policy)
+        self._large.clear()
 
     def watch(self, endpoint: Endpoint) -> None:
         """A new endpoint: from now on its accounts tell when they change."""
@@ -223,3 +228,7 @@ class Lineups:
     def check_integrity(self) -> None:
         for standings in self._large.values():
             standings.check_integrity()
+
+
+def _order_of(policy: Policy) -> Order | None:
+    return policy.order if isinstance(policy, Ordered) else None

@@ -1,48 +1,31 @@
 """The router's Prometheus series, all named `kvoy_router_*`.
 
-Counters and histograms are written as requests end; gauges are read from the pool at each scrape,
-so that a gone engine's series vanish with it. Labels hold names of known models and engines,
-never a client's free text."""
+Counters and histograms are written as requests end; gauges are read at each scrape (`state_gauges`
+and what `observe` of the others adds), so that a gone engine's series vanish with it. Labels hold
+names of known models and engines, never a client's free text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvoy_router.audit import Audit
 from kvoy_router.audit_metrics import AuditMetrics
 from kvoy_router.decision import Decision
-from kvoy_router.endpoint import Endpoint, Knowledge
 from kvoy_router.failover_metrics import FailoverMetrics
 from kvoy_router.flow_metrics import FlowMetrics
 from kvoy_router.pool import Pool
 from kvoy_router.record import RequestRecord
+from kvoy_router.reload_metrics import ReloadMetrics
+from kvoy_router.state_gauges import ServerGauges, StateGauges
 from kvoy_router.tenant_metrics import TenantMetrics
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerGauges:
-    """What the HTTP surfaces hold and what discovery knows at the moment of a scrape."""
-
-    connections: int
-    buffered_bytes: int
-    idle_engine_connections: int
-    has_kubernetes: bool | None = None
-    """Whether the Kubernetes API answers; None where it is not used."""
-    has_fleet: bool | None = None
-    """Whether the fleet file is good as it is now; None where there is none."""
-    has_keys: bool | None = None
-    """Likewise for the keys file."""
-    has_certificate: bool | None = None
-    """Likewise for the certificate of the main port."""
 
 
 M = TypeVar("M", Counter, Histogram)
@@ -83,6 +66,7 @@ class Metrics:
         self.failover = FailoverMetrics(self.registry)
         self.flow = FlowMetrics(self.registry)
         self.tenants = TenantMetrics(self.registry)
+        self.reloads = ReloadMetrics(self.registry)
         self.in_flight = 0
         """Requests that have no complete answer yet."""
         Gauge(
@@ -237,30 +221,22 @@ class Metrics:
         self, pool: Pool, server: Callable[[], ServerGauges], now_s: Callable[[], float]
     ) -> None:
         """Add the gauges of what this router holds and knows."""
-        self.registry.register(_Observed(pool, server, now_s, self))
+        self.registry.register(StateGauges(pool, server, now_s))
+        self.registry.register(_Failures(pool, self))
 
     def expose(self) -> bytes:
         """The text format of a scrape."""
         return generate_latest(self.registry)
 
 
-class _Observed(Collector):
-    def __init__(
-        self,
-        pool: Pool,
-        server: Callable[[], ServerGauges],
-        now_s: Callable[[], float],
-        metrics: Metrics,
-    ) -> None:
+class _Failures(Collector):
+    """A gone engine's series are told once more, since its last requests may fail after it."""
+
+    def __init__(self, pool: Pool, metrics: Metrics) -> None:
         self._pool = pool
-        self._server = server
-        self._now_s = now_s
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._server_gauges()
-        yield from self._discovery_gauges()
-        yield from self._engine_gauges()
         failures = CounterMetricFamily(
             "kvoy_router_engine_failures",
             "Attempts that an engine failed, by what went wrong",
@@ -270,110 +246,5 @@ class _Observed(Collector):
         for labels, count in list(self._metrics.failures()):
             failures.add_metric(list(labels), count)
             if labels[1] not in known:
-                # Its last requests failed after it had gone: told once.
                 self._metrics.forget_engine(labels[1])
         yield failures
-
-    def _server_gauges(self) -> Iterator[Metric]:
-        server, index = self._server(), self._pool.index
-        yield GaugeMetricFamily(
-            "kvoy_router_client_connections", "Open client connections", server.connections
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_buffered_request_bytes",
-            "Request bodies held in memory",
-            server.buffered_bytes,
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_idle_engine_connections",
-            "Kept connections to engines",
-            server.idle_engine_connections,
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_index_entries", "Block hashes in the prefix index", len(index)
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_index_bytes",
-            "Memory of the prefix index, estimated",
-            index.approximate_bytes(),
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_assumed_blocks",
-            "Block hashes that are assumed of requests on their way",
-            len(self._pool.assumed),
-        )
-
-    def _discovery_gauges(self) -> Iterator[Metric]:
-        server = self._server()
-        if server.has_kubernetes is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_kubernetes_up",
-                "1 while the Kubernetes API answers; engines stay as they were known while not",
-                float(server.has_kubernetes),
-            )
-        if server.has_fleet is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_fleet_file_ok",
-                "1 while the fleet file is good; services stay as they were known while not",
-                float(server.has_fleet),
-            )
-
-        if server.has_keys is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_keys_file_ok",
-                "1 while the keys file is good; keys stay as they were known while not",
-                float(server.has_keys),
-            )
-        if server.has_certificate is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_certificate_ok",
-                "1 while certificate and key are good; the old ones are shown while not",
-                float(server.has_certificate),
-            )
-
-    def _engine_gauges(self) -> Iterator[Metric]:
-        endpoints = self._pool.endpoints
-        state = GaugeMetricFamily(
-            "kvoy_router_engine_state",
-            "1 for the state in which this router's knowledge of the engine is",
-            labels=["engine", "service", "state"],
-        )
-        for endpoint in endpoints:
-            for knowledge in Knowledge:
-                is_now = endpoint.knowledge is knowledge
-                labels = [endpoint.name, endpoint.origin.service, knowledge.value]
-                state.add_metric(labels, float(is_now))
-        yield state
-        now_s = self._now_s()
-        for name, text, read in _ENGINE_GAUGES:
-            family = GaugeMetricFamily(
-                f"kvoy_router_engine_{name}", text, labels=["engine", "service"]
-            )
-            for endpoint in endpoints:
-                value = read(endpoint, now_s)
-                if value is not None:  # unknown is left out, never shown as zero
-                    family.add_metric([endpoint.name, endpoint.origin.service], value)
-            yield family
-
-
-def _load(name: str) -> Callable[[Endpoint, float], float | None]:
-    return lambda endpoint, now_s: float(getattr(endpoint.load, name)) if endpoint.load else None
-
-
-_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Endpoint, float], float | None]], ...] = (
-    (
-        "in_flight",
-        "This router's requests on the engine",
-        lambda endpoint, now_s: float(endpoint.ledger.in_flight),
-    ),
-    (
-        "telemetry_age_seconds",
-        "Age of the last load report",
-        lambda endpoint, now_s: endpoint.report_age_s(now_s),
-    ),
-    ("running", "Sequences in the engine's batch", _load("running")),
-    ("waiting", "Sequences that the engine has queued", _load("waiting")),
-    ("free_blocks", "KV blocks that hold nothing", _load("free_blocks")),
-    ("evictable_blocks", "KV blocks that hold unused cached work", _load("evictable_blocks")),
-    ("total_blocks", "KV blocks of the engine", _load("total_blocks")),
-)

@@ -61,6 +61,11 @@ class Pool:
         self._last_numbers: dict[str, int] = {}
         self._num_picks = 0
 
+    def use_policy(self, policy: Policy) -> None:
+        """Choose by it from now on; what is known of engines stays."""
+        self.policy = policy
+        self._lineups.use_policy(policy)
+
     # What there is
 
     @property

@@ -116,18 +116,23 @@ class Proxy:
             clients, options.router_id, options.response_headers, now_s, self._on_first_byte
         )
 
+    def use_options(self, options: ProxyOptions) -> None:
+        """For requests that come from now on; of one under way only what is still ahead."""
+        self._options = options
+        self._attempts.shows_headers = options.response_headers
+
     async def serve(self, request: Request, response: Response) -> None:
         """Answer a request to a generating endpoint; every way ends in one log line."""
         record = RequestRecord(request_id_of(request), request.path, self._now_s())
         self._metrics.in_flight += 1
+        limit_s = self._options.request_timeout_s
         try:
-            with TimeLimit(self._options.request_timeout_s):
+            with TimeLimit(limit_s):
                 check_headers(request)
                 await self._dispatch(request, response, record)
         except ApiError as error:
             self._answer_error(response, record, error)
         except TimeoutError:
-            limit_s = self._options.request_timeout_s
             overdue = DeadlineExceeded(f"The request took longer than {limit_s:g} s.")
             self._answer_error(response, record, overdue)
         except asyncio.CancelledError:

@@ -12,12 +12,12 @@ from __future__ import annotations
 class RetryBudget:
     """Time is seconds on the caller's clock."""
 
-    __slots__ = ("_share", "_tokens", "_updated_s", "burst", "num_refused", "per_s")
+    __slots__ = ("_tokens", "_updated_s", "burst", "num_refused", "per_s", "share")
 
     def __init__(self, share: float, burst: float, per_s: float = 1.0) -> None:
         """`share`: tokens per request; `burst`: the most that it holds, and what it begins with;
-        `per_s`: tokens per second that come without traffic."""
-        self._share = share
+        `per_s`: tokens per second that come without traffic. All may be replaced at any time."""
+        self.share = share
         self.burst = burst
         self.per_s = per_s
         self._tokens = burst
@@ -25,7 +25,7 @@ class RetryBudget:
         self.num_refused = 0
 
     def on_request(self) -> None:
-        self._tokens = min(self.burst, self._tokens + self._share)
+        self._tokens = min(self.burst, self._tokens + self.share)
 
     def take(self, now_s: float) -> bool:
         """Whether one further attempt may be made; it is counted."""

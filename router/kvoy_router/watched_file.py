@@ -67,6 +67,7 @@ class FollowedFile(Generic[T]):
         except (OSError, ValueError) as error:
             self.error = str(error)
             log.error(self.unusable, extra={"file": str(self._file.path), "error": self.error})
+            self._refuse()
             return
         self.error = None
         self._take(content)
@@ -74,6 +75,9 @@ class FollowedFile(Generic[T]):
     def _parse(self, text: str) -> T:
         """Raises ValueError, which names what is wrong."""
         raise NotImplementedError
+
+    def _refuse(self) -> None:
+        """A new content, which is bad, as `error` says."""
 
     def _take(self, content: T) -> None:
         """A new content, which is good."""

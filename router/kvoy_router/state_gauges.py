@@ -1,0 +1,158 @@
+"""Gauges of what a router holds and knows at the moment of a scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvoy_router.endpoint import Endpoint, Knowledge
+from kvoy_router.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGauges:
+    """What the HTTP surfaces hold and what discovery knows at the moment of a scrape."""
+
+    connections: int
+    buffered_bytes: int
+    idle_engine_connections: int
+    has_kubernetes: bool | None = None
+    """Whether the Kubernetes API answers; None where it is not used."""
+    has_fleet: bool | None = None
+    """Whether the fleet file is good as it is now; None where there is none."""
+    has_keys: bool | None = None
+    """Likewise for the keys file."""
+    has_certificate: bool | None = None
+    """Likewise for the certificate of the main port."""
+    has_config: bool | None = None
+    """Likewise for the configuration file."""
+
+
+class StateGauges(Collector):
+    def __init__(
+        self,
+        pool: Pool,
+        server: Callable[[], ServerGauges],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._server = server
+        self._now_s = now_s
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._server_gauges()
+        yield from self._discovery_gauges()
+        yield from self._engine_gauges()
+
+    def _server_gauges(self) -> Iterator[Metric]:
+        server, index = self._server(), self._pool.index
+        yield GaugeMetricFamily(
+            "kvoy_router_client_connections", "Open client connections", server.connections
+        )
+        yield GaugeMetricFamily(
+            "kvoy_router_buffered_request_bytes",
+            "Request bodies held in memory",
+            server.buffered_bytes,
+        )
+        yield GaugeMetricFamily(
+            "kvoy_router_idle_engine_connections",
+            "Kept connections to engines",
+            server.idle_engine_connections,
+        )
+        yield GaugeMetricFamily(
+            "kvoy_router_index_entries", "Block hashes in the prefix index", len(index)
+        )
+        yield GaugeMetricFamily(
+            "kvoy_router_index_bytes",
+            "Memory of the prefix index, estimated",
+            index.approximate_bytes(),
+        )
+        yield GaugeMetricFamily(
+            "kvoy_router_assumed_blocks",
+            "Block hashes that are assumed of requests on their way",
+            len(self._pool.assumed),
+        )
+
+    def _discovery_gauges(self) -> Iterator[Metric]:
+        server = self._server()
+        if server.has_config is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_config_ok",
+                "1 while the configuration file is good; the configuration stays as it was while "
+                "not",
+                float(server.has_config),
+            )
+        if server.has_kubernetes is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_kubernetes_up",
+                "1 while the Kubernetes API answers; engines stay as they were known while not",
+                float(server.has_kubernetes),
+            )
+        if server.has_fleet is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_fleet_file_ok",
+                "1 while the fleet file is good; services stay as they were known while not",
+                float(server.has_fleet),
+            )
+        if server.has_keys is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_keys_file_ok",
+                "1 while the keys file is good; keys stay as they were known while not",
+                float(server.has_keys),
+            )
+        if server.has_certificate is not None:
+            yield GaugeMetricFamily(
+                "kvoy_router_certificate_ok",
+                "1 while certificate and key are good; the old ones are shown while not",
+                float(server.has_certificate),
+            )
+
+    def _engine_gauges(self) -> Iterator[Metric]:
+        endpoints = self._pool.endpoints
+        state = GaugeMetricFamily(
+            "kvoy_router_engine_state",
+            "1 for the state in which this router's knowledge of the engine is",
+            labels=["engine", "service", "state"],
+        )
+        for endpoint in endpoints:
+            for knowledge in Knowledge:
+                is_now = endpoint.knowledge is knowledge
+                labels = [endpoint.name, endpoint.origin.service, knowledge.value]
+                state.add_metric(labels, float(is_now))
+        yield state
+        now_s = self._now_s()
+        for name, text, read in _ENGINE_GAUGES:
+            family = GaugeMetricFamily(
+                f"kvoy_router_engine_{name}", text, labels=["engine", "service"]
+            )
+            for endpoint in endpoints:
+                value = read(endpoint, now_s)
+                if value is not None:  # unknown is left out, never shown as zero
+                    family.add_metric([endpoint.name, endpoint.origin.service], value)
+            yield family
+
+
+def _load(name: str) -> Callable[[Endpoint, float], float | None]:
+    return lambda endpoint, now_s: float(getattr(endpoint.load, name)) if endpoint.load else None
+
+
+_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Endpoint, float], float | None]], ...] = (
+    (
+        "in_flight",
+        "This router's requests on the engine",
+        lambda endpoint, now_s: float(endpoint.ledger.in_flight),
+    ),
+    (
+        "telemetry_age_seconds",
+        "Age of the last load report",
+        lambda endpoint, now_s: endpoint.report_age_s(now_s),
+    ),
+    ("running", "Sequences in the engine's batch", _load("running")),
+    ("waiting", "Sequences that the engine has queued", _load("waiting")),
+    ("free_blocks", "KV blocks that hold nothing", _load("free_blocks")),
+    ("evictable_blocks", "KV blocks that hold unused cached work", _load("evictable_blocks")),
+    ("total_blocks", "KV blocks of the engine", _load("total_blocks")),
+)
