@@ -2,7 +2,7 @@
 for Events and the Lease.
 
 Every answer goes into the store at once, so the next decision sees the operator's own writes
-whether or not a watch has brought them.
+whether or not a watch has brought them, and what others have written in the same moment.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvoy_operator.api import APPLY_PATCH, MERGE_PATCH, PARTIAL_OBJECT, Api
 from kvoy_operator.api_errors import ApiRefusal, ApiUnreachable
 from kvoy_operator.kinds import EVENT, SECRET, Kind, kind_of
 from kvoy_operator.observed import Body
+from kvoy_operator.own_write import Write
 from kvoy_operator.record import Record, Ref, record_of
 from kvoy_operator.scaling import FIELD_MANAGER, SCALE_MANAGER
 
@@ -31,12 +32,12 @@ class Cluster:
     def __init__(
         self,
         api: Api,
-        on_put: Callable[[Record], object],
+        on_put: Callable[[Record, Write], object],
         on_gone: Callable[[Ref, str], object],
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_put` and `on_gone` are the store's. Nothing is written where `may_act` says no: that
-        is an ApiUnreachable."""
+        """`on_put` and `on_gone` are the store's `put_own` and `remove`. Nothing is written where
+        `may_act` says no: that is an ApiUnreachable."""
         self._api = api
         self._on_put = on_put
         self._on_gone = on_gone
@@ -88,25 +89,25 @@ class Cluster:
         if is_dry:
             params["dryRun"] = "All"
         try:
-            await self._apply({**manifest, "metadata": metadata}, params, is_real=not is_dry)
+            write = None if is_dry else Write.CREATE
+            await self._apply({**manifest, "metadata": metadata}, params, write)
         except ApiRefusal as error:
             if error.is_conflict:
                 return False
             raise
         return True
 
-    async def apply(
-        self, manifest: Body, *, manager: str = FIELD_MANAGER, force: bool = True
-    ) -> None:
+    async def apply(self, manifest: Body, *, force: bool = True) -> None:
         """Server-side apply: by `force`, what is rendered is taken from whoever has changed it."""
-        await self._apply(manifest, {"fieldManager": manager, "force": str(force).lower()})
+        params = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
+        await self._apply(manifest, params, Write.CONTENT)
 
     async def check(self, manifest: Body) -> None:
         """Have the server judge the object without making it. Raises ApiRefusal with its words."""
         await self._apply(
             manifest,
             {"fieldManager": FIELD_MANAGER, "force": "true", "dryRun": "All"},
-            is_real=False,
+            None,
         )
 
     async def scale(self, kind: Kind, namespace: str, name: str, uid: str, replicas: int) -> None:
@@ -117,7 +118,8 @@ class Cluster:
             "metadata": {"name": name, "namespace": namespace, "uid": uid},
             "spec": {"replicas": replicas},
         }
-        await self.apply(manifest, manager=SCALE_MANAGER)
+        params = {"fieldManager": SCALE_MANAGER, "force": "true"}
+        await self._apply(manifest, params, Write.REPLICAS)
 
     async def merge_metadata(self, live: Body, metadata: Mapping[str, Any]) -> None:
         """Change labels or owners of an object and leave all else, its pod template above all."""
@@ -133,6 +135,7 @@ class Cluster:
                 body=change,
                 content_type=MERGE_PATCH,
             ),
+            Write.OWNERS,
         )
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
@@ -154,7 +157,7 @@ class Cluster:
         if answer.get("kind") == "Status":
             self._on_gone(Ref(kind.name, namespace, name), uid)
         elif kind != SECRET:
-            self.take_in(kind, answer)
+            self.take_in(kind, answer, Write.DELETION)
 
     async def patch_status(self, body: Body, status: Mapping[str, Any]) -> None:
         """Replace the status of the custom resource `body`, if it is still the same object."""
@@ -179,11 +182,11 @@ class Cluster:
                 body=manifest,
                 content_type=APPLY_PATCH,
             ),
+            Write.STATUS,
         )
 
-    async def _apply(
-        self, manifest: Body, params: Mapping[str, str], *, is_real: bool = True
-    ) -> None:
+    async def _apply(self, manifest: Body, params: Mapping[str, str], write: Write | None) -> None:
+        """`write`: what it may change; None: nothing, it is a dry run."""
         kind, metadata = kind_of(manifest["kind"]), manifest["metadata"]
         self._check_may_act()
         answer = await self._api.raw(
@@ -193,12 +196,12 @@ class Cluster:
             body=manifest,
             content_type=APPLY_PATCH,
         )
-        if is_real and kind != SECRET:
-            self.take_in(kind, msgspec.json.decode(answer))
+        if write is not None and kind != SECRET:
+            self.take_in(kind, msgspec.json.decode(answer), write)
 
-    def take_in(self, kind: Kind, body: Body) -> None:
-        """Let the store have an object as the server has just given it."""
-        self._on_put(record_of(kind, body))
+    def take_in(self, kind: Kind, body: Body, write: Write) -> None:
+        """Let the store have an object as the server has just given it after a `write`."""
+        self._on_put(record_of(kind, body), write)
 
     def _check_may_act(self) -> None:
         """A process that was stopped for a while wakes in the middle of a reconcile."""

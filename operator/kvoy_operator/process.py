@@ -22,6 +22,7 @@ from kvoy_operator.kinds import LEADER_WORKER_SET, LLM_ROUTER, LLM_SERVICE, Kind
 from kvoy_operator.leader import LeaderElection
 from kvoy_operator.master_secret import load_master_secret
 from kvoy_operator.metrics import Metrics
+from kvoy_operator.own_write import Write
 from kvoy_operator.reconcile import Reconciler
 from kvoy_operator.reconcile_router import RouterStory
 from kvoy_operator.reconcile_service import ServiceStory
@@ -172,9 +173,8 @@ class Operator:
     def _put(self, record: Record) -> None:
         self._add(self._store.put(record))
 
-    def _put_own(self, record: Record) -> None:
-        """Take in what a reconcile has written: it concerns others, not the reconcile itself."""
-        self._add(self._store.put(record) - set(record.keys))
+    def _put_own(self, record: Record, write: Write) -> None:
+        self._add(self._store.put_own(record, write))
 
     def _gone(self, ref: Ref, uid: str) -> None:
         self._add(self._store.remove(ref, uid))

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvoy_operator.kinds import LLM_ROUTER, LLM_SERVICE
 from kvoy_operator.observed import ChildKey, Observed, PodView, WorkloadView
+from kvoy_operator.own_write import Write, has_news
 from kvoy_operator.record import Key, Record, Ref
 
 _MAX_TOMBSTONES = 10_000
@@ -45,6 +46,13 @@ class Store:
         self._records[record.ref] = record
         self._link(record)
         return self._concerned(record, previous)
+
+    def put_own(self, record: Record, write: Write) -> set[Key]:
+        """Take in the answer to an own write: whoever has made it need not look at what it has
+        done itself, but at what somebody else has done in the same moment."""
+        previous = self._records.get(record.ref)
+        keys = self.put(record)
+        return keys if has_news(previous, record, write) else keys - set(record.keys)
 
     def remove(self, ref: Ref, uid: str) -> set[Key]:
         """Forget an object that is gone; the keys for which something has changed."""

@@ -16,6 +16,7 @@ from kvoy_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, kind_of
 from kvoy_operator.manifests import render_workload
 from kvoy_operator.observed import Body, ChildKey, Observed, WorkloadView
 from kvoy_operator.options import RenderOptions
+from kvoy_operator.own_write import Write
 from kvoy_operator.ownership import Ownership, has_metadata, ownership
 from kvoy_operator.refusals import refusal_by
 from kvoy_operator.resources import LLMService
@@ -105,7 +106,7 @@ class Workloads:
             raise ApiRefusal(409, "Conflict", "what was in the way has gone")
         if ownership(live, body) is Ownership.STRANGER:
             return name_clash(manifest, live)
-        self._cluster.take_in(kind_of(manifest["kind"]), live)
+        self._cluster.take_in(kind_of(manifest["kind"]), live, Write.NOTHING)
         if ownership(live, body) is Ownership.DYING:
             raise ApiRefusal(409, "Conflict", "the object of an owner that is gone is there")
         await adopt(self._cluster, manifest, live)

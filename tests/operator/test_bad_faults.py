@@ -65,7 +65,7 @@ class _World:
         record = record_of(LLM_SERVICE, body)
         store.put(record)
         self.key = Key(*record.ref)
-        cluster = Cluster(cast(Api, self.server), store.put, store.remove)
+        cluster = Cluster(cast(Api, self.server), store.put_own, store.remove)
         reporter = Reporter(cluster, EventPost(cast(Api, self.server), "test"))
         self._story = ServiceStory(
             store,

@@ -57,7 +57,7 @@ async def test_what_is_not_there_is_created_and_what_is_there_is_left_as_it_is(
 ) -> None:
     manifests = _children(api_server, namespace, spec)
     api = Api(load_kubeconfig(str(api_server.kubeconfig)))
-    cluster = Cluster(api, lambda record: None, lambda ref, uid: None)
+    cluster = Cluster(api, lambda *_: None, lambda *_: None)
 
     try:
         for manifest in manifests:
@@ -83,7 +83,7 @@ async def test_what_is_not_there_is_created_and_what_is_there_is_left_as_it_is(
 
 async def test_a_refused_creation_is_no_conflict(api_server: ApiServer, namespace: str) -> None:
     api = Api(load_kubeconfig(str(api_server.kubeconfig)))
-    cluster = Cluster(api, lambda record: None, lambda ref, uid: None)
+    cluster = Cluster(api, lambda *_: None, lambda *_: None)
     service = {
         "apiVersion": "v1",
         "kind": "Service",

@@ -119,7 +119,7 @@ def _service(name: str = "qwen", **metadata: Any) -> dict[str, Any]:
 
 
 def _children(server: _Server, store: Store) -> Children:
-    return Children(Cluster(cast(Api, server), store.put, store.remove))
+    return Children(Cluster(cast(Api, server), store.put_own, store.remove))
 
 
 async def _settle(server: _Server, store: Store, *wanted: dict[str, Any]) -> tuple[Refusal, ...]:
@@ -265,7 +265,7 @@ async def test_a_secret_of_a_namesake_that_is_gone_is_waited_for() -> None:
 
 async def test_who_leads_no_more_writes_nothing() -> None:
     server, store = _Server(), Store()
-    cluster = Cluster(cast(Api, server), store.put, store.remove, may_act=lambda: False)
+    cluster = Cluster(cast(Api, server), store.put_own, store.remove, may_act=lambda: False)
     live = {**_service(), "metadata": {**_service()["metadata"], "uid": "1"}}
 
     for write in (
@@ -585,7 +585,7 @@ async def test_a_workload_that_appears_before_its_creation_is_not_written_over()
     server, store = _Server(), Store()
     theirs = {"kind": "Deployment", "metadata": {"name": "theirs", "namespace": "default"}}
     server.put(DEPLOYMENT.path("default", "qwen-s-bbbbb"), theirs)
-    cluster = Cluster(cast(Api, server), store.put, store.remove)
+    cluster = Cluster(cast(Api, server), store.put_own, store.remove)
     workloads = Workloads(cluster, Children(cluster), make_options())
     new = PoolRevision("serving", "bbbbb")
     step = RolloutStep(

@@ -178,7 +178,7 @@ class _Server:
 
 async def test_events_are_asked_for_rarely_and_what_is_no_longer_stuck_is_forgotten() -> None:
     server, now_s = _Server(), 111.0
-    cluster = Cluster(cast(Api, server), lambda _: None, lambda *_: None)
+    cluster = Cluster(cast(Api, server), lambda *_: None, lambda *_: None)
     newsroom = Newsroom(cluster, lambda: now_s)
     stuck = _group(LEADER)
 

@@ -6,6 +6,8 @@ Starts in milliseconds, so that a test can end it at every single call.
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
 
 from kvoy_faults.doomed_api import DoomedApi
 from kvoy_faults.feed import Feed
@@ -17,6 +19,7 @@ from kvoy_operator.kinds import LEADER_WORKER_SET, LLM_ROUTER, LLM_SERVICE, Kind
 from kvoy_operator.metrics import Metrics
 from kvoy_operator.observed import Body
 from kvoy_operator.options import RenderOptions
+from kvoy_operator.own_write import Write
 from kvoy_operator.reconcile import Reconciler
 from kvoy_operator.reconcile_router import RouterStory
 from kvoy_operator.reconcile_service import ServiceStory
@@ -53,6 +56,8 @@ class Core:
         )
         self._queue = WorkQueue(self._work, num_workers=_NUM_WORKERS)
         self._looks: dict[Key, int] = {}
+        self._told: dict[Key, tuple[float, str]] = {}
+        """When what came of a key, for `describe`."""
         self._looked = asyncio.Event()
         for kind, body in feed.objects(namespace).values():
             self._store.put(record_of(kind, body))
@@ -83,8 +88,29 @@ class Core:
             await self._looked.wait()
             self._looked.clear()
 
+    def describe(self) -> dict[str, Any]:
+        """What it does and waits for, for the message of a test that fails."""
+        now_s = time.monotonic()
+        return {
+            "queue": f"{self._queue.depth} due, {self._queue.num_failing} failing",
+            "work": {
+                str(key): f"{what}, {now_s - since_s:.1f} s ago"
+                for key, (since_s, what) in self._told.items()
+            },
+            "knows": {
+                str(key): _generations(self._store.custom(key)) for key in self._store.all_keys()
+            },
+            "api": self.api.describe(),
+        }
+
     async def _work(self, key: Key) -> float | None:
-        delay_s = await self._reconcile(key)
+        self._told[key] = (time.monotonic(), "began")
+        try:
+            delay_s = await self._reconcile(key)
+        except BaseException as error:
+            self._told[key] = (time.monotonic(), repr(error))
+            raise
+        self._told[key] = (time.monotonic(), f"done, again in {delay_s} s")
         self._looks[key] = self._looks.get(key, 0) + 1
         self._looked.set()
         return delay_s
@@ -92,8 +118,8 @@ class Core:
     def _put(self, record: Record) -> None:
         self._add(self._store.put(record))
 
-    def _put_own(self, record: Record) -> None:
-        self._add(self._store.put(record) - set(record.keys))
+    def _put_own(self, record: Record, write: Write) -> None:
+        self._add(self._store.put_own(record, write))
 
     def _gone(self, ref: Ref, uid: str) -> None:
         self._add(self._store.remove(ref, uid))
@@ -101,6 +127,16 @@ class Core:
     def _add(self, keys: set[Key]) -> None:
         for key in keys:
             self._queue.add(key)
+
+
+def _generations(custom: Body | None) -> str:
+    if custom is None:
+        return "gone"
+    metadata, status = custom["metadata"], custom.get("status") or {}
+    return (
+        f"version {metadata['resourceVersion']}, generation {metadata['generation']}, "
+        f"observed {status.get('observedGeneration')}"
+    )
 
 
 async def end(task: asyncio.Task[None]) -> None:

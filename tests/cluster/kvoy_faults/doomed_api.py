@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +24,20 @@ class DoomedApi(Api):
         self._last: int | None = None
         self._is_applied = False
         self._is_dead = False
+        self._under_way: dict[asyncio.Task[Any] | None, tuple[float, str]] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """For the message of a test that fails."""
+        now_s = time.monotonic()
+        return {
+            "is dead": self._is_dead,
+            "dies at write": self._last,
+            "writes": len(self.writes),
+            "last writes": self.writes[-5:],
+            "calls under way": [
+                f"{call} for {now_s - since_s:.1f} s" for since_s, call in self._under_way.values()
+            ],
+        }
 
     def arm(self, last: int | None, *, is_applied: bool) -> None:
         """Die at the write number `last` from now on, counted from 1; None: never. `is_applied`:
@@ -53,15 +69,20 @@ class DoomedApi(Api):
             self._is_dead = True
             if not self._is_applied:
                 raise Killed
-        answer = await self._api.raw(
-            method,
-            path,
-            params=params,
-            body=body,
-            content_type=content_type,
-            accept=accept,
-            timeout_s=timeout_s,
-        )
+        caller = asyncio.current_task()
+        self._under_way[caller] = (time.monotonic(), f"{method} {path}")
+        try:
+            answer = await self._api.raw(
+                method,
+                path,
+                params=params,
+                body=body,
+                content_type=content_type,
+                accept=accept,
+                timeout_s=timeout_s,
+            )
+        finally:
+            del self._under_way[caller]
         self._check_alive()
         return answer
 

@@ -84,3 +84,18 @@ def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
         pairs = enumerate(zip(wanted, found, strict=True))
         return [e for n, (one, other) in pairs for e in differences(one, other, f"{path}/{n}")]
     return [] if wanted == found else [f"{path}: {found} instead of {wanted}"]
+
+
+def in_words(body: Body) -> str:
+    """One object and its status, for the message of a test that fails."""
+    metadata, status = body["metadata"], body.get("status") or {}
+    shown = {name: value for name, value in status.items() if name != "conditions"}
+    conditions = {
+        each["type"]: f"{each['status']} {each.get('reason', '')} {each.get('message', '')}"
+        for each in status.get("conditions") or ()
+    }
+    replicas = (body.get("spec") or {}).get("replicas")
+    return (
+        f"{metadata['name']} version {metadata['resourceVersion']} "
+        f"generation {metadata.get('generation')} replicas {replicas} {shown} {conditions}"
+    )

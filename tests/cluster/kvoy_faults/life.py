@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from kvoy_contract.names import (
 )
 from kvoy_faults.core import Core, end
 from kvoy_faults.doomed_api import Killed
-from kvoy_faults.end_state import differences, end_state
+from kvoy_faults.end_state import differences, end_state, in_words
 from kvoy_faults.feed import Feed
 from kvoy_faults.kubelet import Kubelet
 from kvoy_operated.kubelet import is_ready
@@ -268,8 +269,20 @@ class Life:
         pools = {body["metadata"]["labels"][POOL_LABEL] for _, body in self._workloads()}
         return sorted(counts) == [1] * len(pools) + [2] * len(pools) and set(ready) == {1}
 
-    def _statuses(self) -> list[Any]:
-        return [body.get("status") for _, body in self._objects(LLM_SERVICE, DEPLOYMENT)]
+    def _describe(self) -> str:
+        """All that may tell why something has not come."""
+        told = {
+            "applied": {kind.name: number for kind, number in self._generations.items()},
+            "operator": self._core.describe(),
+            "kills": dict(self.told.num_kills),
+            "objects": [
+                f"{kind.name} {in_words(body)}"
+                for kind, body in self._objects(
+                    LLM_SERVICE, LLM_ROUTER, DEPLOYMENT, LEADER_WORKER_SET, POD
+                )
+            ],
+        }
+        return json.dumps(told, indent=1)
 
     def _workloads(self) -> list[tuple[Kind, Body]]:
         return [
@@ -370,7 +383,7 @@ class Life:
                 return
             if time.monotonic() > deadline_s:
                 here = f"{self._shape.name} {self._phase} {self._death}"
-                raise TimeoutError(f"{here}: {what}: not in time; {self._statuses()}")
+                raise TimeoutError(f"{here}: {what}: not in time; {self._describe()}")
             await asyncio.sleep(_LOOK_S)
 
 
