@@ -37,7 +37,7 @@ endif
 EXTRAS_torch := engine,router,cli
 EXTRAS_sim := sim,router,cli
 
-.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs images images-load kind chart system-packages gpu-smoke bench bench-operator clean
+.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs images images-load kind chart system-packages gpu-smoke bench bench-operator bench-peers clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
@@ -115,6 +115,9 @@ bench: $(STAMPS)/dev ## every benchmark with its goals; ARGS=NAME for one
 
 bench-operator: $(STAMPS)/dev cluster-programs ## the operator with 1,000 services, about 25 minutes; ARGS='--services 100 --steady-s 60'
 	PYTHONPATH=tests/cluster $(BIN)/python -m kvoy_operator_bench $(or $(ARGS),--check)
+
+bench-peers: $(STAMPS)/dev ## the router beside other routers on the same engines; ARGS='--peers envoy smg --parts cost'
+	$(BIN)/python -m kvoy_peers $(or $(ARGS),--check)
 
 clean: ## remove .venv and the tools' caches; ~/.cache/kvoy stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -152,14 +152,14 @@ def chat_script(num_turns: int, words_per_turn: int, seed: int) -> ChatScript:
     """Two scripts of different seeds differ from the first words of the system message on."""
     rng = random.Random(f"chat-{seed}")
     return ChatScript(
-        system=f"{_sentence(rng, 6)} You answer in plain prose. {_sentence(rng, words_per_turn)}",
+        system=f"{sentence(rng, 6)} You answer in plain prose. {sentence(rng, words_per_turn)}",
         turns=tuple(
-            f"Turn {turn + 1}: go on with a story about {_sentence(rng, words_per_turn)}"
+            f"Turn {turn + 1}: go on with a story about {sentence(rng, words_per_turn)}"
             for turn in range(num_turns)
         ),
     )
 
 
-def _sentence(rng: random.Random, num_words: int) -> str:
+def sentence(rng: random.Random, num_words: int) -> str:
     words = rng.choices(_WORDS, k=num_words)
     return f"{words[0].capitalize()} {' '.join(words[1:])}."
