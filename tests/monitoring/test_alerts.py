@@ -53,6 +53,15 @@ STORIES = (
         "15m",
     ),
     Story(
+        "KvoyRouterFileRefused",
+        {
+            f"kvoy_router_config_ok{{{ROUTER}}}": "1x10 0x50",
+            f"kvoy_router_keys_file_ok{{{ROUTER}}}": "1x60",
+        },
+        "11m",
+        "15m",
+    ),
+    Story(
         "KvoyTelemetryLost",
         {f'kvoy_router_engine_state{{{ROUTER}, engine="a", state="lost"}}': "0x10 1x50"},
         "11m",

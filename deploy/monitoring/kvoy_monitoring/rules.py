@@ -15,6 +15,16 @@ SLOW = Selector(window="30m")
 TTFT_RATIO = SLOW.quantile(
     0.5, "kvoy_router_time_to_first_token_prediction_ratio", NAMESPACE, "model"
 )
+FILES = {
+    "configuration": "kvoy_router_config_ok",
+    "fleet": "kvoy_router_fleet_file_ok",
+    "keys": "kvoy_router_keys_file_ok",
+    "certificate": "kvoy_router_certificate_ok",
+}
+"""That a router follows, and the gauges that say whether they are good."""
+BAD_FILES = " or ".join(
+    f'label_replace({gauge} == 0, "file", "{file}", "", "")' for file, gauge in FILES.items()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,15 @@ ALERTS = (
         "Router {{ $labels.pod }} knows no engine that it could use",
         "No engine is up, or their telemetry cannot be reached: look at the engines' pods and the "
         "network policies of namespace {{ $labels.namespace }}.",
+    ),
+    Alert(
+        "KvoyRouterFileRefused",
+        f"count by ({NAMESPACE}, {POD}, file) ({BAD_FILES})",
+        "2m",
+        "warning",
+        "Router {{ $labels.pod }} refuses a change of its {{ $labels.file }} file",
+        "What it read before goes on to hold. Its log names the key and what is wrong with it: "
+        "kubectl logs -n {{ $labels.namespace }} {{ $labels.pod }}.",
     ),
     Alert(
         "KvoyTelemetryLost",
