@@ -111,7 +111,7 @@ class Dispatcher:
         if self._pool.is_shared(request.model):
             affinity = affinity_of(request)
             service = self._pool.first_service(request.model, affinity)
-        info = self._info_of(request.model, service)
+        info = self._pool.usual_info(request.model, service)
         prompt = await self._encode(request, info, len(body))
         num_prompts = len(request.prompts) if isinstance(request, CompletionRequest) else 1
         return Job(
@@ -149,29 +149,6 @@ class Dispatcher:
         )
         return await self._prompts.encode(request, info.tokenizer_digest, hashing, body_bytes)
 
-    def _info_of(self, model: str, service: str | None = None) -> EngineInfo | None:
-        """How this model's engines, or one service's of them, hash and tokenise: as most of them
-        do. Engines of another revision match no hash and encode for themselves. None while nobody
-        has said.
-
-        Raises ModelNotFound or Unavailable.
-        """
-        counts: dict[tuple[str, int, int, str], int] = {}
-        infos: dict[tuple[str, int, int, str], EngineInfo] = {}
-        for endpoint in self._pool.endpoints_of(model):
-            if service is not None and endpoint.origin.service != service:
-                continue
-            if (info := endpoint.info) is not None:
-                key = (
-                    info.model_identity,
-                    info.block_size,
-                    info.hash_stride,
-                    info.tokenizer_digest,
-                )
-                counts[key] = counts.get(key, 0) + 1
-                infos[key] = info
-        return infos[max(counts, key=counts.__getitem__)] if counts else None
-
     def pick(self, job: Job, exclude: frozenset[str]) -> Decision:
         """Raises as `Pool.pick`; whoever called it releases the decision's lease."""
         return self._pick(job.inference, exclude)
@@ -208,7 +185,7 @@ class Dispatcher:
 
     def encoder_for(self, model: str) -> tuple[PromptEncoder, EngineInfo]:
         """Raises ModelNotFound, or Unavailable while the model's tokenizer is not here."""
-        info = self._info_of(model)
+        info = self._pool.usual_info(model)
         encoder = self._prompts.get(info.tokenizer_digest) if info else None
         if info is None or encoder is None:
             raise Unavailable(f"The tokenizer of `{model}` is not known yet.", retry_after_s=2)

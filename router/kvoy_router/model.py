@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from kvoy_router.cost import Traffic
-from kvoy_router.endpoint import Endpoint
+from kvoy_router.endpoint import Endpoint, EngineInfo
 from kvoy_router.lease import Lease
 from kvoy_router.request import InferenceRequest
 
@@ -18,6 +21,7 @@ REUSE_MEMORY = 0.02
 
 class Model:
     __slots__ = (
+        "_usual",
         "endpoints",
         "is_declared",
         "name",
@@ -42,10 +46,39 @@ class Model:
         """Moving mean of a prompt's length."""
         self.turn = 0
         """Where round-robin would go next: see `next_in_turn`."""
+        self._usual: dict[str | None, EngineInfo | None] = {}
+        """What `usual_info` has found since the endpoints or their descriptions last changed."""
 
     @property
     def is_listed(self) -> bool:
         return self.is_declared or bool(self.weights) or bool(self.endpoints)
+
+    def join(self, endpoint: Endpoint) -> None:
+        self.endpoints.append(endpoint)
+        self._usual.clear()
+
+    def leave(self, endpoint: Endpoint) -> bool:
+        """Whether it was there."""
+        if endpoint not in self.endpoints:
+            return False
+        self.endpoints.remove(endpoint)
+        self._usual.clear()
+        return True
+
+    def on_describe(self) -> None:
+        """An endpoint describes itself otherwise than before."""
+        self._usual.clear()
+
+    def usual_info(self, service: str | None = None) -> EngineInfo | None:
+        """How this model's engines, or one service's of them, hash and tokenise: as most of them
+        do. None while nobody has said. Every request asks, so the answer is kept."""
+        if service not in self._usual:
+            self._usual[service] = _usual_of(
+                endpoint.info
+                for endpoint in self.endpoints
+                if endpoint.info is not None and service in (None, endpoint.origin.service)
+            )
+        return self._usual[service]
 
     def traffic(self, request: InferenceRequest) -> Traffic:
         output_tokens = self.output_tokens
@@ -81,3 +114,14 @@ class Model:
                 return
             output_tokens = 1 + round((now_s - lease.first_token_s) / load.step_time_s)
         self.output_tokens += OUTPUT_MEMORY * (output_tokens - self.output_tokens)
+
+
+def _usual_of(infos: Iterable[EngineInfo]) -> EngineInfo | None:
+    """The last one of those that hash and tokenise as most do."""
+    counts: Counter[tuple[str, int, int, str]] = Counter()
+    latest: dict[tuple[str, int, int, str], EngineInfo] = {}
+    for info in infos:
+        way = (info.model_identity, info.block_size, info.hash_stride, info.tokenizer_digest)
+        counts[way] += 1
+        latest[way] = info
+    return latest[max(counts, key=counts.__getitem__)] if counts else None

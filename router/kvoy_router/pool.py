@@ -83,6 +83,11 @@ class Pool:
         """Raises ModelNotFound, or Unavailable while no engine has told its name yet."""
         return tuple(self._model_named(model).endpoints)
 
+    def usual_info(self, model: str, service: str | None = None) -> EngineInfo | None:
+        """How the model's engines, or one service's of them, hash and tokenise, as most of them do;
+        None while none of them has said. Raises as `endpoints_of`."""
+        return self._model_named(model).usual_info(service)
+
     def output_tokens(self, model: str) -> float:
         """Expected length of an answer. Raises as `endpoints_of`."""
         return self._model_named(model).output_tokens
@@ -162,6 +167,10 @@ class Pool:
             self._leave_models(endpoint)
             endpoint.info = info
             self._join_models(endpoint)
+        elif before != info:
+            for name in info.model_names:
+                if (model := self._models.get(name)) is not None:
+                    model.on_describe()
         endpoint.info = info
         self._lineups.mark(endpoint)
 
@@ -336,7 +345,7 @@ class Pool:
 
     def _join_models(self, endpoint: Endpoint) -> None:
         for name in self._names_of(endpoint):
-            self._model_called(name).endpoints.append(endpoint)
+            self._model_called(name).join(endpoint)
             self._lineups.join(name, endpoint)
 
     def _names_of(self, endpoint: Endpoint) -> Sequence[str]:
@@ -371,8 +380,7 @@ class Pool:
         names: Iterable[str] = endpoint.info.model_names if endpoint.info else ()
         for name in names:
             model = self._models.get(name)
-            if model is not None and endpoint in model.endpoints:
-                model.endpoints.remove(endpoint)
+            if model is not None and model.leave(endpoint):
                 self._lineups.leave(name, endpoint)
 
 

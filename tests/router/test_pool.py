@@ -309,3 +309,30 @@ def test_every_engine_can_be_described_with_what_is_not_known_as_none() -> None:
     known, unknown = fleet.pool.describe_endpoints(fleet.now_s)
     assert (known["running"], known["report_age_s"], known["epoch"]) == (3, 2.0, b"first".hex())
     assert (unknown["running"], unknown["model"], unknown["knowledge"]) == (None, None, "new")
+
+
+def test_how_most_engines_tokenise_follows_every_change() -> None:
+    fleet = Fleet(3)
+    pool = fleet.pool
+
+    def describe(name: str, digest: str) -> None:
+        pool.on_describe(name, dataclasses.replace(fleet.info, tokenizer_digest=digest), 0.0)
+
+    def usual() -> str:
+        info = pool.usual_info(MODEL)
+        assert info is not None
+        return info.tokenizer_digest
+
+    assert usual() == fleet.info.tokenizer_digest
+    describe("e0", "new")
+    assert usual() == fleet.info.tokenizer_digest
+    describe("e1", "new")
+    assert usual() == "new"
+    pool.remove_endpoint("e0")
+    pool.remove_endpoint("e1")
+    assert usual() == fleet.info.tokenizer_digest
+    fleet.add("e3")
+    fleet.add("e4")
+    describe("e3", "newer")
+    describe("e4", "newer")
+    assert usual() == "newer"
