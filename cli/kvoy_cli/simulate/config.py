@@ -93,7 +93,9 @@ class GoalsConfig:
 class ScaleConfig:
     engines: int = setting(1000, help="simulated engines")
     rate: float = setting(10_000.0, help="requests per virtual second, 1,000 tokens in, 100 out")
-    warmup: float = setting(3.0, help="virtual seconds before the measured ones")
+    warmup: float = setting(
+        8.0, help="virtual seconds before the measured ones; after 28 all caches are full"
+    )
     duration: float = setting(1.0, help="measured virtual seconds")
     json: bool = setting(False, help="print JSON instead of a sentence")
 
