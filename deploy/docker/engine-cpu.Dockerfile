@@ -30,7 +30,7 @@ RUN --mount=type=cache,target=/var/cache/uv \
     && if [ -n "${TORCH_INDEX}" ]; then \
          install --index "${TORCH_INDEX}" "$(sed -n 's/^ *"\(torch[<>=][^"]*\)",$/\1/p' pyproject.toml)"; \
        fi \
-    && install --requirements pyproject.toml --extra engine \
+    && install --requirements pyproject.toml --extra engine --extra tracing \
     && find lib -path '*/nvidia/cudnn/lib/libcudnn_*' -delete \
     && rm -r /tmp/uv /tmp/excluded
 

@@ -22,7 +22,7 @@ FROM tools AS dependencies
 COPY --from=requirements /src/pyproject.toml ./
 RUN --mount=type=cache,target=/var/cache/uv \
     /opt/uv/bin/uv pip install --quiet --python /opt/kvoy/bin/python \
-      --requirements pyproject.toml --extra router
+      --requirements pyproject.toml --extra router --extra tracing
 
 FROM tools AS code
 COPY . .

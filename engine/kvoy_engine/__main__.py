@@ -21,6 +21,7 @@ import uvloop
 
 from kvoy_contract import logs
 from kvoy_contract.settings import BadSetting, read_settings
+from kvoy_contract.tracing import Tracing, TracingUnavailable, start_tracing
 from kvoy_engine import home, last_words
 from kvoy_engine.config import EngineConfig
 from kvoy_engine.group_worker import GroupWorker
@@ -68,21 +69,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(config: EngineConfig) -> int:
-    """Run one engine; SIGTERM and SIGINT drain it, a second one ends it at once."""
-    server = GroupWorker(config) if config.is_worker else _engine(config)
+    """Run one engine; SIGTERM and SIGINT drain it, a second one ends it at once.
+
+    Raises StartFailed.
+    """
+    tracing = None
+    if not config.is_worker:
+        try:
+            tracing = start_tracing("kvoy-engine", os.environ, time.monotonic)
+        except TracingUnavailable as error:
+            raise StartFailed(str(error)) from None
+    server = GroupWorker(config) if config.is_worker else _engine(config, tracing)
     event_loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         event_loop.add_signal_handler(number, server.request_drain)
-    return await server.run()
+    try:
+        return await server.run()
+    finally:
+        if tracing is not None:
+            tracing.close()
 
 
-def _engine(config: EngineConfig) -> EngineServer:
+def _engine(config: EngineConfig, tracing: Tracing | None) -> EngineServer:
     async def load() -> LoadedEngine:
         if config.nnodes > 1:
             return await load_in_group(config, ProgressLog(), server.begin_drain)
         return await load_engine(config, ProgressLog())
 
-    server = EngineServer(config, load)
+    server = EngineServer(config, load, tracing=tracing)
     return server
 
 

@@ -59,7 +59,7 @@ class Generation:
         self._metrics = metrics
         self._clock = clock
         self._encoder = model.encoder
-        self._arrival_s = clock()
+        self.arrival_s = clock()
         request = prepared.request
         self._prompts = [
             _Prompt(job, plain_echo(prepared, job, model.encoder)) for job in prepared.jobs
@@ -79,6 +79,9 @@ class Generation:
         self._by_request = {command.request_id: next(jobs_by_request) for command in self.commands}
         self._failure: ApiError | None = None
         self._last_token_s: dict[int, float] = {}
+        self.queue_time_s: float | None = None
+        """Until the core turned to its first prompt; None before."""
+        self.first_token_s: float | None = None
 
     @property
     def usage(self) -> CompletionUsage:
@@ -161,6 +164,8 @@ class Generation:
             prompt.is_begun = True
             prompt.num_cached_tokens = out.num_cached_tokens
             self._metrics.queue_time.observe(out.queue_time_s)
+            if self.queue_time_s is None:
+                self.queue_time_s = out.queue_time_s
         if prompt.echo is None and out.prompt_logprobs is not None:
             prompt.echo = scored_echo(
                 self._prepared, prompt.job, self._encoder, out.prompt_logprobs
@@ -179,7 +184,8 @@ class Generation:
             return
         now_s = self._clock()
         if not self._last_token_s:
-            self._metrics.ttft.observe(now_s - self._arrival_s)
+            self.first_token_s = now_s
+            self._metrics.ttft.observe(now_s - self.arrival_s)
         previous_s = self._last_token_s.get(index)
         if previous_s is not None:
             self._metrics.inter_token.observe(now_s - previous_s)

@@ -30,7 +30,8 @@ from kvoy_contract.errors import (
 )
 from kvoy_contract.openai_responses import CompletionUsage
 from kvoy_contract.sse import ChoiceIds
-from kvoy_engine import asgi
+from kvoy_contract.tracing import Tracing
+from kvoy_engine import asgi, request_spans
 from kvoy_engine.asgi import ClientGone, Headers, Receive, Scope, Send
 from kvoy_engine.client_watch import fail_when_client_leaves
 from kvoy_engine.config import EngineConfig
@@ -68,7 +69,9 @@ class OpenAiRoutes:
         readiness: Readiness,
         metrics: EngineMetrics,
         clock: Callable[[], float],
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._config = config
         self._readiness = readiness
         self._metrics = metrics
@@ -230,6 +233,8 @@ class OpenAiRoutes:
         self._metrics.on_request_end(exchange.endpoint.value, outcome)
         if outcome is Outcome.SUCCESS:
             self._metrics.duration.observe(duration_s)
+        if self._tracing is not None:
+            self._trace(self._tracing, exchange, outcome, duration_s)
         used = exchange.generation.usage if exchange.generation else None
         logger.info(
             "request ended request_id=%s endpoint=%s outcome=%s prompt_tokens=%d "
@@ -241,6 +246,22 @@ class OpenAiRoutes:
             used.prompt_tokens_details.cached_tokens if used else 0,
             used.completion_tokens if used else 0,
             duration_s,
+        )
+
+    def _trace(
+        self, tracing: Tracing, exchange: _Exchange, outcome: Outcome, duration_s: float
+    ) -> None:
+        request_spans.record(
+            tracing,
+            exchange.scope["path"],
+            exchange.scope["headers"],
+            start_s=exchange.arrival_s,
+            end_s=exchange.arrival_s + duration_s,
+            outcome=outcome.value,
+            is_stream=exchange.is_streaming,
+            request_id=exchange.request_id,
+            model="" if self.service is None else self.service.model.names[0],
+            generation=exchange.generation,
         )
 
 

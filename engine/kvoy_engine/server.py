@@ -23,6 +23,7 @@ import uvicorn
 from kvoy_contract import names
 from kvoy_contract.errors import Unavailable
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
+from kvoy_contract.tracing import Tracing
 from kvoy_engine import telemetry
 from kvoy_engine.admission import MAX_ROUTERS
 from kvoy_engine.asgi import Receive, Scope, Send
@@ -74,7 +75,9 @@ class EngineServer:
         config: EngineConfig,
         load: Callable[[], Awaitable[LoadedEngine]],
         clock: Callable[[], float] = time.monotonic,
+        tracing: Tracing | None = None,
     ) -> None:
+        """`tracing` gives its times by the same clock."""
         self._config = config
         self._load = load
         self._clock = clock
@@ -83,7 +86,7 @@ class EngineServer:
         self._readiness = Readiness(config.expect_router, config.router_wait_s)
         self._hub = WatchHub(self._readiness, clock)
         self._metrics = EngineMetrics(self._read_gauges, engine_info(config))
-        self._routes = OpenAiRoutes(config, self._readiness, self._metrics, clock)
+        self._routes = OpenAiRoutes(config, self._readiness, self._metrics, clock, tracing)
         self._telemetry = telemetry.TelemetryServicer(self._hub, self._live_state, config.secret)
         self._link: CoreLink | None = None
         self._memory: dict[str, int] = {}

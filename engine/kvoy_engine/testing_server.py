@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvoy_contract.prompt import TokenizerFiles, byte_tokenizer_files
+from kvoy_contract.tracing import Tracing
 from kvoy_engine.batch import Batch, Runner, RunnerInfo, RunnerOutput
 from kvoy_engine.build import assemble, build_core
 from kvoy_engine.config import EngineConfig
@@ -75,6 +76,7 @@ async def running_engine(
     runner: Runner | None = None,
     tokenizer: TokenizerFiles | None = None,
     identity: str = "test",
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[RunningEngine]:
     """An engine that is loaded; drained at exit, if it has not ended by then."""
     config = config or sim_config()
@@ -88,7 +90,7 @@ async def running_engine(
         model = served_model(names, tokenizer or byte_tokenizer_files(), built.info)
         return LoadedEngine(ThreadCore(built.core, built.close), built.info, model)
 
-    server = EngineServer(config, load)
+    server = EngineServer(config, load, tracing=tracing)
     running = asyncio.ensure_future(server.run())
     started = asyncio.ensure_future(server.started.wait())
     try:

@@ -8,15 +8,18 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Sequence
 
 from prometheus_client import disable_created_metrics
 
 from kvoy_contract import logs
 from kvoy_contract.settings import Settings
+from kvoy_contract.tracing import Tracing, TracingUnavailable, start_tracing
 from kvoy_router import keys_command
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
@@ -46,8 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     _raise_file_limit(config.max_connections)
     try:
+        tracing = start_tracing("kvoy-router", os.environ, time.monotonic)
+    except TracingUnavailable as error:
+        print(f"kvoy router: {error}", file=sys.stderr)
+        return 1
+    try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings))
+            runner.run(_serve(settings, tracing))
     except NoClusterError as error:
         print(f"kvoy router: --kubernetes: {error}", file=sys.stderr)
         return 1
@@ -57,16 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"kvoy router: {_explain(error, config)}", file=sys.stderr)
         return 1
+    finally:
+        if tracing is not None:
+            tracing.close()
     return 0
 
 
-async def _serve(settings: Settings[RouterConfig]) -> None:
+async def _serve(settings: Settings[RouterConfig], tracing: Tracing | None) -> None:
     config = settings.values
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    router = Router(config, settings, _on_config)
+    router = Router(config, settings, _on_config, tracing)
     scheme = "http" if router.tls is None else "https"
     async with router.serving():
         log.info(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kvoy_contract.errors import ApiError
 from kvoy_contract.settings import Settings
+from kvoy_contract.tracing import Tracing
 from kvoy_router.access import Access
 from kvoy_router.api import Api, make_admin_app
 from kvoy_router.breaker import BreakerLimits, Breakers
@@ -62,6 +63,7 @@ class Router:
         config: RouterConfig,
         settings: Settings[RouterConfig] | None = None,
         on_config: Callable[[RouterConfig], None] = lambda config: None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`settings`: where `config` came from, if its file is to be followed; `on_config` hears
         of every new configuration.
@@ -70,6 +72,7 @@ class Router:
         """
         self.config = config
         self._on_config = on_config
+        self._tracing = tracing
         # Not the loop's clock: uvloop's has steps of a millisecond.
         self._now_s = time.monotonic
         router_id = secrets.token_hex(8)
@@ -155,6 +158,7 @@ class Router:
             _proxy_options(self.config, self.pool.router_id),
             self._budgets,
             self._now_s,
+            self._tracing,
         )
 
     def _make_api(self) -> Api:

@@ -14,6 +14,7 @@ from kvoy_contract.names import (
     REQUEST_ID_HEADER,
     SECRET_HEADER,
 )
+from kvoy_contract.tracing import CONTEXT_HEADERS, Span
 from kvoy_router.decision import Decision
 from kvoy_router.dispatch import Job, says_token_ids
 from kvoy_router.errors import ResumeRefused
@@ -27,7 +28,7 @@ from kvoy_router.resumable_relay import ResumableRelay
 from kvoy_router.stream_progress import StreamProgress
 
 _FORWARDED_REQUEST_HEADERS = frozenset(
-    {b"authorization", b"accept", b"accept-language", b"traceparent", b"tracestate"}
+    {b"authorization", b"accept", b"accept-language", *CONTEXT_HEADERS}
 )
 _FORWARDED_RESPONSE_HEADERS = frozenset({b"content-type", b"cache-control", b"retry-after"})
 _REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
@@ -72,6 +73,8 @@ class Attempt:
     """Of a stream that may be continued elsewhere."""
     engine_priority: int = 0
     """Within an engine, lower first."""
+    span: Span | None = None
+    """Its part of the request's trace."""
     first_byte_s: float | None = None
     """When something of this attempt's answer has come."""
 
@@ -132,6 +135,8 @@ class Attempts:
     def _upstream_request(self, attempt: Attempt) -> tuple[Headers, bytes]:
         job, decision = attempt.job, attempt.decision
         headers = [h for h in attempt.request.headers if h[0] in _FORWARDED_REQUEST_HEADERS]
+        if attempt.span is not None:
+            headers = [h for h in headers if h[0] not in CONTEXT_HEADERS] + attempt.span.headers()
         headers.append((_REQUEST_ID_NAME, job.request_id.encode()))
         info, secret = decision.endpoint.info, decision.endpoint.origin.secret
         if info is None or not info.takes_envelope or not secret:

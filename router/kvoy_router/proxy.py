@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from kvoy_contract.errors import ApiError, BadRequest, DeadlineExceeded, UpstreamFailed
 from kvoy_contract.names import KVOY_HEADER_PREFIX, REQUEST_ID_HEADER
 from kvoy_contract.sse import error_event
+from kvoy_contract.tracing import Span, Tracing
+from kvoy_router import request_spans
 from kvoy_router.access import Client
 from kvoy_router.attempt import Attempt, Attempts, Refusal
 from kvoy_router.breaker import Breakers
@@ -103,8 +105,10 @@ class Proxy:
         options: ProxyOptions,
         budgets: tuple[RetryBudget, RetryBudget],
         now_s: Callable[[], float],
+        tracing: Tracing | None = None,
     ) -> None:
         """`budgets`: for retries, and for resumes."""
+        self._tracing = tracing
         self._entrance = entrance
         self._dispatcher = dispatcher
         self._breakers = breakers
@@ -124,6 +128,8 @@ class Proxy:
     async def serve(self, request: Request, response: Response) -> None:
         """Answer a request to a generating endpoint; every way ends in one log line."""
         record = RequestRecord(request_id_of(request), request.path, self._now_s())
+        if self._tracing is not None:
+            record.span = request_spans.begin(self._tracing, request, record)
         self._metrics.in_flight += 1
         limit_s = self._options.request_timeout_s
         try:
@@ -147,6 +153,7 @@ class Proxy:
             now_s = self._now_s()
             self._metrics.on_request(record, now_s)
             self._entrance.end(record)
+            request_spans.end(record, now_s)
             if log.isEnabledFor(logging.INFO):
                 log.info("request", extra=record.log_fields(now_s))
 
@@ -155,8 +162,11 @@ class Proxy:
         job = await self._prepare(request, record, client)
         course = self._begin_course(job)
         came_s = self._now_s()
+        request_spans.received(record, came_s)
         async with self._entrance.admit(job, record) as admission:
             has_waited = self._entrance.note_turn(record, came_s)
+            if has_waited:
+                request_spans.waited(record, came_s, self._now_s())
             if has_waited and not job.prompt.digest:
                 # By now an engine may be there that says how it encodes.
                 job = await self._prepare(request, record, client)
@@ -202,6 +212,8 @@ class Proxy:
             attempt = Attempt(
                 job, request, response, record, decision, course.progress, engine_priority
             )
+            if record.span is not None:
+                attempt.span = self._span_of(attempt, course)
             failure = await self._make(attempt)
             if failure is None:
                 return
@@ -230,12 +242,21 @@ class Proxy:
             job, course.excluded(), progress.engine, progress.resume
         )
 
+    def _span_of(self, attempt: Attempt, course: _Course) -> Span | None:
+        now_s, decision = self._now_s(), attempt.decision
+        resume = None if course.progress is None else course.progress.resume
+        resumed_tokens = None if resume is None else sum(map(len, resume.output_ids))
+        request_spans.decided(attempt.record, decision, now_s)
+        return request_spans.begin_attempt(attempt.record, decision, resumed_tokens, now_s)
+
     async def _make(self, attempt: Attempt) -> Refusal | UpstreamError | None:
         """What became of it; None: the client has its answer."""
         endpoint = attempt.decision.endpoint
         failure: Refusal | UpstreamError
+        why: str | None = "cancelled"
         try:
             refusal = await self._attempts.make(attempt)
+            why = None if refusal is None else f"status_{refusal.status}"
         except UpstreamError as error:
             failure, why = error, error.outcome
         else:
@@ -245,7 +266,10 @@ class Proxy:
                 self._breakers.on_success(endpoint)
                 self._pass_on(refusal, attempt.response, attempt.record)
                 return None
-            failure, why = refusal, f"status_{refusal.status}"
+            failure = refusal
+        finally:
+            request_spans.end_attempt(attempt.span, attempt.first_byte_s, why, self._now_s())
+        assert why is not None
         if why not in ("status_429", ResumeRefused.outcome):
             self._breakers.on_failure(endpoint, self._now_s())
         self._note_failure(why, attempt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvoy_contract.tracing import Span
 from kvoy_router.access import ANYBODY, Client
 from kvoy_router.decision import Decision
 
@@ -35,6 +36,8 @@ class RequestRecord:
     """Engines that went on with the stream of one that failed."""
     outcome: str = "ok"
     status: int = 0
+    span: Span | None = None
+    """Its trace; None where there are none."""
 
     def ttft_s(self) -> float | None:
         return None if self.first_byte_s is None else self.first_byte_s - self.started_s

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvoy_contract.testing import FakeEngine
+from kvoy_contract.tracing import Tracing
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
 from kvoy_router.pool import Pool
@@ -30,7 +31,11 @@ def flag_of(engine: FakeEngine) -> str:
 
 @contextlib.asynccontextmanager
 async def running_router(
-    engines: Sequence[FakeEngine], *, wait: bool = True, **settings: Any
+    engines: Sequence[FakeEngine],
+    *,
+    wait: bool = True,
+    tracing: Tracing | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Router]:
     """A router that knows the engines, listening on a free port. `settings` go to its config."""
     defaults: dict[str, Any] = {
@@ -42,7 +47,7 @@ async def running_router(
         "max_held_s": 0.0,
     }
     config = RouterConfig(**defaults | settings)
-    router = Router(config)
+    router = Router(config, tracing=tracing)
     async with router.serving():
         if wait:
             await eventually(lambda: all(is_routable(router.pool, e.address) for e in engines))
