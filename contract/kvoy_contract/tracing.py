@@ -1,7 +1,7 @@
 """OpenTelemetry spans of requests, the same in router and engine.
 
-`start_tracing` gives None unless the standard variables ask for an export, and only then is
-OpenTelemetry imported. Spans get their times from the component's own clock, and most are made
+`start_tracing` gives None unless the standard variables ask for an export, and only then is the SDK
+imported. Spans get their times from the component's own clock, and most are made
 when what they tell of is over, so a token or a chunk never costs anything. Nothing of a prompt, an
 answer or a key may become an attribute.
 """
