@@ -20,9 +20,10 @@ from kvoy_peers.environment import default_folder
 from kvoy_peers.figures import Placement, RouteCosts
 from kvoy_peers.names import DIRECT, KVOY, RELAY
 from kvoy_peers.peer import Peer
+from kvoy_peers.placement import PlacementRun, PlacementSizes, placement_engines
 from kvoy_peers.report import Row, build_report
 from kvoy_peers.routes import Absent, Backends, Roster, start_routes, version_of
-from kvoy_peers.traffic import Conversation, conversations
+from kvoy_peers.traffic import ChatUsers, Conversation, Groups, conversations
 
 _NUM_ENGINES = 4
 _SMOKE_COST = CostSizes(
@@ -32,6 +33,20 @@ _SMOKE_COST = CostSizes(
     seconds=0.1,
     histories=(32,),
     turn_users=2,
+)
+_SMOKE_PLACEMENT = PlacementSizes(
+    num_engines=2,
+    groups=Groups(4, 2, 64, 32),
+    warmed_groups=Groups(2, 2, 64, 32),
+    users=ChatUsers(2, 2, 64, 32, 0.05),
+    output_tokens=4,
+    rate=20.0,
+    unique_chars=64,
+    hot_prefix_chars=128,
+    seconds=0.5,
+    drain_s=2.0,
+    step_s=0.002,
+    prefill_tokens_per_s=50_000.0,
 )
 _SAMPLE_WORDS = 2000
 
@@ -45,6 +60,9 @@ async def compare(config: PeersConfig, context: BenchContext) -> Report:
     absent: dict[str, Absent] = {}
     if "cost" in config.parts:
         costs, missing = await _measure_costs(context, peers, folder)
+        absent |= {one.name: one for one in missing}
+    if "placement" in config.parts:
+        placements, missing = await _measure_placement(context, peers, folder)
         absent |= {one.name: one for one in missing}
     return build_report(
         _setting(config),
@@ -79,6 +97,22 @@ async def _measure_costs(
         return await measurement.measure(roster.routes), roster.absent
 
 
+async def _measure_placement(
+    context: BenchContext, peers: Sequence[Peer], folder: Path
+) -> tuple[dict[str, dict[str, Placement]], tuple[Absent, ...]]:
+    """Of all that can route to Kvoy's engines."""
+    sizes = _SMOKE_PLACEMENT if context.is_smoke else PlacementSizes()
+    able = [peer for peer in peers if not peer.brings_engines]
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(placement_engines(context, sizes))
+        entries = tuple(engine.router_entry for engine in fleet)
+        backends = Backends(entries, context.served_name)
+        roster = await start_routes(stack, context, backends, able, folder)
+        routes = [route for route in roster.routes if route.name != DIRECT]
+        placements = await PlacementRun(context, sizes, fleet).measure(routes)
+        return placements, roster.absent
+
+
 def _tokens_per_word(tokenizer: Path | None) -> float:
     """Of the words that histories are made of."""
     files = TokenizerFiles.from_folder(tokenizer) if tokenizer else byte_tokenizer_files()
@@ -108,5 +142,5 @@ def _setting(config: PeersConfig) -> str:
     return (
         f"parts: {', '.join(config.parts)}; {_NUM_ENGINES} engines each; cost on stand-in engines "
         f"in a process of their own with the tokenizer of {config.model}, {config.repeats} "
-        "repeats, routes in turn"
+        "repeats, routes in turn; placement on simulated engines, one run of each mix"
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvoy_cli.bench.outcome import Outcome
-from kvoy_cli.bench.stats import median, percentile, ratio
+from kvoy_cli.bench.stats import mean, median, percentile, ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,11 @@ class Bounds:
     tpot_s: float = 0.05
 
     def are_kept_by(self, outcome: Outcome) -> bool:
-        tpot_s = outcome.tpot_s
-        is_fast = math.isnan(tpot_s) or tpot_s <= self.tpot_s
-        return outcome.is_ok and outcome.ttft_s <= self.ttft_s and is_fast
+        """Of an answer that the end of a run has cut, what had come of it counts."""
+        if outcome.error is not None or outcome.ttft_s > self.ttft_s:
+            return False
+        gaps_s = outcome.gaps_s
+        return not gaps_s or mean(gaps_s) <= self.tpot_s
 
 
 def request_cost(outcomes: Sequence[Outcome], seconds: float, cpu_s: float) -> RequestCost:

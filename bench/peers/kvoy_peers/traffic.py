@@ -99,3 +99,27 @@ def unique(chars: int, seed: str, prefix: str = "") -> Iterator[Messages]:
     rng = random.Random(f"unique-{seed}")
     while True:
         yield question(prefix + letters(rng, chars))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    think_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatUsers:
+    """People who chat: each turn is a while of thinking, then a message. All begin together."""
+
+    num_users: int
+    num_turns: int = 5
+    first_chars: int = 300
+    turn_chars: int = 120
+    mean_think_s: float = 0.5
+
+    def turns(self, seed: str) -> Iterator[Turn]:
+        """Of one user."""
+        rng = random.Random(f"user-{seed}")
+        yield Turn(rng.random(), letters(rng, self.first_chars))
+        for _ in range(self.num_turns - 1):
+            yield Turn(rng.expovariate(1 / self.mean_think_s), letters(rng, self.turn_chars))
