@@ -74,6 +74,9 @@ def test_the_least_chat_has_the_documented_defaults() -> None:
         {"temperature": None, "stop": None, "tools": None, "stream": None, "n": None},
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
         {"tool_choice": "auto", "functions": [], "function_call": "none"},
+        # What other routers add to whatever they pass on.
+        {"no_stop_trim": False, "return_hidden_states": False, "separate_reasoning": True},
+        {"stream_reasoning": True, "include_reasoning": True},
         {"response_format": {"type": "text"}, "modalities": ["text"], "store": False},
         {"best_of": 1, "service_tier": "auto", "reasoning_effort": "none"},
     ],
@@ -162,6 +165,8 @@ def test_a_wrong_value_is_refused_by_name(fields: dict[str, Any], param: str, wo
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
+        ("return_hidden_states", True),
+        ("include_reasoning", False),
         ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "schema": {"type": "object"}}),
