@@ -372,7 +372,7 @@ async def test_tenants_of_a_gateways_headers_share_by_tokens_and_no_engine_sees_
         await make_busy(router, engine)
         tasks = []
         for tenant, name in (("a", "x"), ("a", "x"), ("b", "x"), ("a", "urgent")):
-            headers = {fairness: tenant, objective: name}
+            headers = {fairness: tenant, objective: name} | dict.fromkeys(OTHER_OF_GATEWAYS, "1")
             body = CHAT | {"user": f"{tenant} {name}"}
             tasks.append(asyncio.create_task(ask(router, body=body, headers=headers)))
             await eventually(lambda: router.gate.flow.num_waiting == len(tasks))
@@ -382,7 +382,37 @@ async def test_tenants_of_a_gateways_headers_share_by_tokens_and_no_engine_sees_
     order = [request.json()["user"] for request in engine.requests]
     assert order == ["a urgent", "a x", "b x", "a x"]
     for request in engine.requests:
-        assert not [name for name in request.headers if "inference" in name]
+        assert not [n for n in request.headers if n.startswith(("x-llm-d-", "x-gateway-"))]
+
+
+OTHER_OF_GATEWAYS = (
+    "x-llm-d-slo-ttft-ms",
+    "x-llm-d-slo-tpot-ms",
+    "x-llm-d-model-name-rewrite",
+    "x-gateway-model-name-rewrite",
+    "x-gateway-destination-endpoint",
+)
+
+
+async def test_with_keys_a_gateways_headers_say_nothing_and_reach_no_engine(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    engine = await start_engine(envelope=False)
+    keys = write_keys(tmp_path / "keys.yaml", entry("a", "team-a"))
+    names = ("fairness-id", "objective")
+    headers = {f"x-{brand}-inference-{n}": "other" for brand in ("llm-d", "gateway") for n in names}
+
+    async with running_router([engine], keys_file=keys, admin_port=0) as router:
+        answer = await ask(router, "a", headers=headers | dict.fromkeys(OTHER_OF_GATEWAYS, "1"))
+        used = value_of(
+            router,
+            'kvoy_router_tenant_requests_total{model="m",outcome="ok",tenant="team-a"}',
+        )
+
+    assert answer.status_code == 200
+    assert used == 1
+    (request,) = engine.requests
+    assert not [n for n in request.headers if n.startswith(("x-llm-d-", "x-gateway-"))]
 
 
 async def test_a_retry_takes_no_second_turn(start_engine: StartEngine) -> None:
