@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import yaml
+
 from kvoy_contract.logs import FORMATS
 from kvoy_contract.settings import setting
+from kvoy_operator.errors import InvalidSpec
 from kvoy_operator.options import RenderOptions
+from kvoy_operator.resources import parse_router_defaults
+from kvoy_operator.spec_router import RouterBehavior
 
 _IMAGES = "localhost/kvoy"
 _VERSION = version("kvoy")
@@ -90,6 +95,12 @@ class OperatorConfig:
         help="namespace whose pods may read metrics through the policies; repeatable",
         metavar="NAME",
     )
+    router_defaults: str = setting(
+        "{}",
+        help="what holds for routers whose specs say nothing else: flowControl, failover and "
+        "timeouts as in an LLMRouter's spec, in YAML or JSON",
+        metavar="YAML",
+    )
     host: str = setting("0.0.0.0", help="address of /metrics, /healthz and /readyz")
     port: int = setting(8080, help="port of /metrics, /healthz and /readyz")
     workers: int = setting(
@@ -117,6 +128,20 @@ class OperatorConfig:
             raise ValueError(f"port: {self.port} is not a port")
         if len(set(self.namespace)) < len(self.namespace):
             raise ValueError("namespace: a name is given twice")
+        _ = self.router_behavior
+
+    @property
+    def router_behavior(self) -> RouterBehavior:
+        """What `router_defaults` says. Raises ValueError."""
+        try:
+            document = yaml.safe_load(self.router_defaults)
+            if not isinstance(document, dict):
+                raise ValueError("router-defaults: must map fields to values")
+            return parse_router_defaults(document)
+        except yaml.YAMLError as error:
+            raise ValueError(f"router-defaults: not YAML: {error}") from None
+        except InvalidSpec as error:
+            raise ValueError(f"router-defaults: {error}") from None
 
     @property
     def own_namespace(self) -> str:
@@ -140,6 +165,7 @@ class OperatorConfig:
             router_role_name=self.router_role_name,
             has_network_policies=self.network_policies,
             metrics_namespaces=self.metrics_ns,
+            router_defaults=self.router_behavior,
         )
 
 

@@ -106,7 +106,10 @@ _SPOKEN: Final = {
     )
 }
 _MISSING: Final = (
-    (re.compile(r"\bsecrets? \"|\bin Secret ", re.IGNORECASE), FailureReason.MISSING_SECRET),
+    (
+        re.compile(r"\bsecrets? \"|\bin Secret |non-existent secret key", re.IGNORECASE),
+        FailureReason.MISSING_SECRET,
+    ),
     (
         re.compile(r"\bconfigmaps? \"|\bin ConfigMap ", re.IGNORECASE),
         FailureReason.MISSING_CONFIG_MAP,

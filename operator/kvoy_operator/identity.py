@@ -99,9 +99,9 @@ def prefill_scaler_name(service: str) -> str:
     return f"{service}-{PREFILL_POOL}"
 
 
-def endpoint_url(owner: str, namespace: str) -> str:
+def endpoint_url(owner: str, namespace: str, *, is_tls: bool) -> str:
     """Where clients inside the cluster find the OpenAI API."""
-    return f"http://{api_service_name(owner)}.{namespace}.svc/v1"
+    return f"{'https' if is_tls else 'http'}://{api_service_name(owner)}.{namespace}.svc/v1"
 
 
 def owner_reference(owner: Owner) -> Manifest:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from kvoy_operator.spec_router import RouterBehavior
 
 RoleKind = Literal["ClusterRole", "Role"]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
@@ -40,6 +42,8 @@ class RenderOptions:
     router_cpu: str = "250m"
     router_memory: str = "512Mi"
     """Requests of a router without `router.resources`: its prefix index takes most of it."""
+    router_defaults: RouterBehavior = field(default_factory=RouterBehavior)
+    """What holds for a router whose spec says nothing else."""
 
     def __post_init__(self) -> None:
         if len(self.master_secret) < 32:

@@ -168,7 +168,7 @@ class ServiceStory:
         is_waiting = any(workload.is_deleting for workload in observed.workloads)
         recheck_s = _RECHECK_S if is_waiting else None
         return _Told(
-            facts_of(service, counts, revision_of(service)),
+            self._facts(key, service, counts),
             self._router_state(key, service.spec.router.ref, observed),
             step,
             requeue_after_s=soonest(step.requeue_after_s, outcome.requeue_after_s, recheck_s),
@@ -211,7 +211,7 @@ class ServiceStory:
     def _stopped(self, key: Key, body: Body, service: LLMService, refusal: Refusal) -> _Told:
         """What runs is left as it is."""
         counts, observed = self._counts(key, service), self._observe(key, body)
-        facts = facts_of(service, counts, revision_of(service))
+        facts = self._facts(key, service, counts)
         router = self._router_state(key, service.spec.router.ref, observed, refusal)
         return _Told(facts, router, refusal=refusal)
 
@@ -242,6 +242,15 @@ class ServiceStory:
 
     def _routers(self, namespace: str) -> list[dict[str, Any]]:
         return self._store.customs(LLM_ROUTER.name, namespace)
+
+    def _facts(
+        self, key: Key, service: LLMService, counts: Mapping[str, PoolCount]
+    ) -> ServiceFacts:
+        is_tls = service.spec.router.tls_secret_ref is not None
+        if (ref := service.spec.router.ref) is not None:
+            router = self._store.body(Ref(LLM_ROUTER.name, key.namespace, ref)) or {}
+            is_tls = (router.get("spec") or {}).get("tlsSecretRef") is not None
+        return facts_of(service, counts, revision_of(service), is_tls=is_tls)
 
     def _router_state(
         self, key: Key, ref: str | None, observed: Observed, refusal: Refusal | None = None

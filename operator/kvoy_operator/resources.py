@@ -17,6 +17,7 @@ from kvoy_operator.cel_rules import Rule
 from kvoy_operator.errors import InvalidSpec
 from kvoy_operator.spec import LLMRoleScalerSpec, LLMRouterSpec, LLMServiceSpec
 from kvoy_operator.spec_fields import SpecModel
+from kvoy_operator.spec_router import RouterBehavior
 
 SERVICE_KIND: Final = "LLMService"
 ROUTER_KIND: Final = "LLMRouter"
@@ -122,11 +123,19 @@ def _parse_spec(model: type[S], body: Mapping[str, Any]) -> S:
     try:
         return model.model_validate(body.get("spec") or {})
     except ValidationError as error:
+        raise _to_invalid_spec(error.errors(include_url=False)[0], "spec") from None
+
+
+def parse_router_defaults(document: object) -> RouterBehavior:
+    """What the operator sets for all routers, in the form of their specs. Raises InvalidSpec."""
+    try:
+        return RouterBehavior.model_validate(document)
+    except ValidationError as error:
         raise _to_invalid_spec(error.errors(include_url=False)[0]) from None
 
 
-def _to_invalid_spec(error: ErrorDetails) -> InvalidSpec:
-    parts = ["spec", *(str(part) for part in error["loc"])]
+def _to_invalid_spec(error: ErrorDetails, *roots: str) -> InvalidSpec:
+    parts = [*roots, *(str(part) for part in error["loc"])]
     if error["type"] == "rule":
         path = ".".join([*parts, *filter(None, [error["ctx"]["field"]])])
         return InvalidSpec(path, _without_field(error["msg"]))

@@ -24,7 +24,7 @@ def own_router(owner: str, observed: Observed, refusal: Refusal | None = None) -
     shown = f"{num_ready} of {wanted} router pods ready."
     pods = [pod for pod in observed.pods if pod.component == ROUTER_COMPONENT]
     workloads = [workload_view("Deployment", deployment)] if deployment else []
-    is_full = 0 < wanted <= num_ready
+    is_full = 0 < wanted <= num_ready and _is_rolled_out(deployment)
     failure = None if is_full else first_failure(pods, workloads)
     if failure is not None:
         shown += f" {failure.message}"
@@ -54,6 +54,12 @@ def router_counts(deployment: Body | None) -> tuple[int, int]:
         return 0, 0
     status = deployment.get("status") or {}
     return (deployment.get("spec") or {}).get("replicas", 1), status.get("availableReplicas", 0)
+
+
+def _is_rolled_out(deployment: Body | None) -> bool:
+    """While old pods serve, a new one may wait for what it will never get."""
+    status = (deployment or {}).get("status") or {}
+    return bool(status.get("updatedReplicas", 0) >= status.get("replicas", 0))
 
 
 def _condition(conditions: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any]:

@@ -18,9 +18,7 @@ from kvoy_operator.spec_engine import EngineSpec
 from kvoy_operator.spec_fields import (
     LabelValue,
     ObjectName,
-    PodTemplate,
     QualifiedName,
-    Resources,
     SecretReference,
     SpecModel,
     Time,
@@ -29,9 +27,8 @@ from kvoy_operator.spec_fields import (
 )
 from kvoy_operator.spec_model import ModelSpec
 from kvoy_operator.spec_pool import MAX_REPLICAS, PoolSpec
+from kvoy_operator.spec_router import RouterOptions, RouterSpec
 
-DEFAULT_ROUTER_REPLICAS: Final = 2
-DEFAULT_POLICY: Final = "kv-aware"
 DEFAULT_SURGE_TIMEOUT: Final = Duration("2m")
 DEFAULT_DRAIN_TIMEOUT: Final = Duration("5m")
 PROGRESS_ALLOWANCE_S: Final = 600.0
@@ -73,46 +70,6 @@ class Rollout(SpecModel):
         duration_within("surgeTimeout", "surge_timeout", "0s", "24h"),
         duration_within("progressDeadline", "progress_deadline", "1s", "48h"),
         duration_within("drainTimeout", "drain_timeout", "0s", "24h"),
-    )
-
-
-class RouterOptions(SpecModel):
-    """A router: the endpoint that clients talk to."""
-
-    replicas: StrictInt = implied(
-        DEFAULT_ROUTER_REPLICAS, "Number of router pods. Default: 2.", ge=1, le=100
-    )
-    policy: Literal["kv-aware", "least-load", "round-robin"] = implied(
-        DEFAULT_POLICY,
-        "How an engine is chosen: kv-aware weighs load against the prompt's part that an engine "
-        "holds already; least-load looks at load alone; round-robin takes turns. Default: "
-        "kv-aware.",
-    )
-    resources: Resources = implied(
-        Resources(), "CPU and memory of the router's container. Default: the operator's."
-    )
-    pod_template: PodTemplate | None = implied(
-        None, "A patch of the router's pods; their container is named router."
-    )
-
-
-class RouterSpec(RouterOptions):
-    """The router of one service, or the shared one that serves it."""
-
-    ref: ObjectName | None = implied(
-        None,
-        "Name of an LLMRouter in the same namespace that serves this service. Default: the service "
-        "has a router of its own.",
-    )
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "ref",
-            "router.ref: the shared router has settings of its own; remove replicas, policy, "
-            "resources and podTemplate here and set them on the LLMRouter",
-            "!has(self.ref) || !has(self.replicas) && !has(self.policy) && !has(self.resources) "
-            "&& !has(self.podTemplate)",
-            lambda router: router.ref is None or router.model_fields_set <= {"ref"},
-        ),
     )
 
 

@@ -44,13 +44,16 @@ class ServiceFacts:
     """The revision that the spec asks for; empty: the spec cannot be read."""
 
 
-def facts_of(service: LLMService, counts: Mapping[str, PoolCount], wanted: str) -> ServiceFacts:
+def facts_of(
+    service: LLMService, counts: Mapping[str, PoolCount], wanted: str, *, is_tls: bool
+) -> ServiceFacts:
+    """`is_tls`: of the router that serves it."""
     return ServiceFacts(
         name=service.name,
         generation=service.generation,
         previous=service.status,
         model=service.model_name,
-        url=endpoint_url(service.spec.router.ref or service.name, service.namespace),
+        url=endpoint_url(service.spec.router.ref or service.name, service.namespace, is_tls=is_tls),
         counts=counts,
         max_unavailable=service.spec.rollout.max_unavailable,
         wanted=wanted,
@@ -153,7 +156,9 @@ def router_status(
         ready = Condition(conditions.READY, state.is_ready, state.reason, state.message)
     return {
         "observedGeneration": router.generation,
-        "url": endpoint_url(router.name, router.namespace),
+        "url": endpoint_url(
+            router.name, router.namespace, is_tls=router.spec.tls_secret_ref is not None
+        ),
         "models": sorted({service.model_name for service, _ in behind}),
         "services": [
             {"name": service.name, "model": service.model_name, "weight": weight}

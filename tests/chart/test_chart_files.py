@@ -10,6 +10,9 @@ from typing import Any
 
 import yaml
 
+from kvoy_operator.crd_schema import structural_schema
+from kvoy_operator.spec_router import RouterBehavior
+
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "charts" / "kvoy"
 
@@ -38,6 +41,27 @@ def test_every_value_is_in_the_schema_and_every_object_of_the_schema_is_closed()
     assert not list(open_objects(schema, ""))
 
 
+def test_values_of_routers_are_what_an_llmrouter_takes() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    assert schema["properties"]["routers"] == _closed(structural_schema(RouterBehavior))
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A structural schema as JSON Schema, which says itself that unknown fields are refused."""
+    said = {
+        name: value
+        for name, value in schema.items()
+        if name not in ("description", "format") and not name.startswith("x-kubernetes-")
+    }
+    if "properties" in said:
+        inner = {name: _closed(value) for name, value in said["properties"].items()}
+        return {**said, "properties": inner, "additionalProperties": False}
+    if "additionalProperties" in said:
+        said["additionalProperties"] = _closed(said["additionalProperties"])
+    return said
+
+
 def paths(values: dict[str, Any], schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """Paths of all values, as deep as the schema names properties."""
     for name, value in values.items():
@@ -55,8 +79,14 @@ def schema_paths(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def is_pass_through(path: str) -> bool:
-    """Whether it goes into a pod as it is; its fields are Kubernetes' own, and may be left out."""
-    return path in ("operator.resources", "operator.affinity")
+    """Whether it is passed on as it is; its fields are not the chart's own, and may be left out."""
+    return path in (
+        "operator.resources",
+        "operator.affinity",
+        "routers.flowControl",
+        "routers.failover",
+        "routers.timeouts",
+    )
 
 
 def open_objects(schema: dict[str, Any], path: str) -> Iterator[str]:

@@ -105,6 +105,10 @@ def test_values_reach_the_operator(helm: Helm) -> None:
                 "watchNamespaces": ["a", "b"],
                 "networkPolicy": {"services": False, "metricsNamespaces": []},
                 "operator": {"workers": 3, "extraArgs": ["--log-level=debug"]},
+                "routers": {
+                    "flowControl": {"maxWaiting": 1000000, "objectives": {'a: "b" #c': -5}},
+                    "timeouts": {"request": "20m"},
+                },
             }
         )
     )
@@ -118,6 +122,10 @@ def test_values_reach_the_operator(helm: Helm) -> None:
     assert not config.network_policies
     assert config.metrics_ns == ()
     assert (config.workers, config.log_level) == (3, "debug")
+    routers = config.router_behavior
+    assert routers.flow_control.max_waiting == 1_000_000
+    assert routers.flow_control.objectives == {'a: "b" #c': -5}
+    assert routers.timeouts.request == "20m"
 
 
 def test_another_release_name_gives_other_names_everywhere(helm: Helm) -> None:

@@ -231,6 +231,35 @@ REFUSED = [
         service(router={"ref": "shared", "podTemplate": {"spec": {}}}),
     ),
     Case(
+        "spec.router.ref",
+        "router.ref: the shared router",
+        service(router={"ref": "shared", "apiKeysSecretRef": {"name": "keys"}}),
+    ),
+    *(
+        Case(f"spec.router.{part}.{field}", f"{field}: must be", service(router={part: {field: v}}))
+        for part, field, v in (
+            ("flowControl", "maxWait", "0s"),
+            ("flowControl", "maxEngineWait", "11m"),
+            ("flowControl", "ageAfter", "25h"),
+            ("flowControl", "maxHold", "25h"),
+            ("flowControl", "agedShare", 0),
+            ("flowControl", "agedShare", 0.001),
+            ("failover", "hangTimeout", "1s"),
+            ("failover", "breakerPause", "31s"),
+            ("timeouts", "request", "999ms"),
+            ("timeouts", "connect", "6m"),
+            ("timeouts", "firstByte", "0ms"),
+            ("timeouts", "wholeAnswer", "0ms"),
+            ("timeouts", "idle", "25h"),
+        )
+    ),
+    Case(
+        "spec.flowControl.objectives",
+        "objectives: an objective needs a name",
+        {"flowControl": {"objectives": {"": 1}}},
+        "LLMRouter",
+    ),
+    Case(
         "spec.selector.matchExpressions[0].values",
         "selector.matchExpressions: In and NotIn",
         {"selector": {"matchExpressions": [{"key": "team", "operator": "In"}]}},
@@ -278,6 +307,18 @@ ACCEPTED = [
     Case("", "", service(nodes=2, topologyKey="example.com/rack")),
     Case("", "", service(rollout={"drainTimeout": "0s", "surgeTimeout": "1m30s"})),
     Case("", "", service(router={"ref": "shared"})),
+    Case(
+        "",
+        "",
+        service(
+            router={
+                "flowControl": {"ageAfter": "0s", "maxHold": "0s", "agedShare": 1, "sharedWait": 0},
+                "failover": {"retryShare": 1, "hangTimeout": "2s"},
+                "timeouts": {"connect": "10ms", "request": "24h"},
+            }
+        ),
+    ),
+    Case("", "", {"flowControl": {"objectives": {"a=b": -1000}}}, "LLMRouter"),
     Case("", "", {"selector": {}}, "LLMRouter"),
     Case(
         "",

@@ -124,6 +124,34 @@ prefill:
 router:
   replicas: 3
   policy: round-robin
+  flowControl:
+    maxWaiting: 2000
+    maxWaitingPerTenant: 500
+    maxWaitingPerPriority: 1000
+    maxWait: 1m30s
+    maxEngineWait: 500ms
+    sharedWait: 0.25
+    ageAfter: 0s
+    agedShare: 0.2
+    maxHeld: 10
+    maxHold: 2m
+    objectives: {{interactive: -5, batch: 5}}
+  failover:
+    maxRetries: 1
+    maxResumes: 0
+    hangTimeout: 10s
+    retryShare: 1
+    retryBurst: 0
+    breakerFailures: 5
+    breakerPause: 2s
+  timeouts:
+    request: 20m
+    connect: 500ms
+    firstByte: 10m
+    wholeAnswer: 20m
+    idle: 90s
+  apiKeysSecretRef: {{name: keys, key: qwen.yaml}}
+  tlsSecretRef: {{name: certificate}}
   resources: {{requests: {{cpu: 500m}}, limits: {{cpu: 1}}}}
   podTemplate: *template
 rollout:
@@ -142,6 +170,34 @@ imagePullSecrets: [{{name: registry}}]
 FULL_ROUTER = """
 replicas: 3
 policy: least-load
+flowControl:
+  maxWaiting: 2000
+  maxWaitingPerTenant: 500
+  maxWaitingPerPriority: 1000
+  maxWait: 1m30s
+  maxEngineWait: 500ms
+  sharedWait: 0.25
+  ageAfter: 0s
+  agedShare: 0.2
+  maxHeld: 10
+  maxHold: 2m
+  objectives: {interactive: -5, batch: 5}
+failover:
+  maxRetries: 1
+  maxResumes: 0
+  hangTimeout: 10s
+  retryShare: 1
+  retryBurst: 0
+  breakerFailures: 5
+  breakerPause: 2s
+timeouts:
+  request: 20m
+  connect: 500ms
+  firstByte: 10m
+  wholeAnswer: 20m
+  idle: 90s
+apiKeysSecretRef: {name: keys, key: qwen.yaml}
+tlsSecretRef: {name: certificate}
 resources: {requests: {cpu: 1}, limits: {memory: 1Gi}}
 podTemplate:
   metadata: {labels: {team: red}, annotations: {note: x}}
@@ -228,7 +284,7 @@ def test_the_reference_names_every_field_that_users_write(definition: Definition
     spec = schema_of(definition)["properties"]["spec"]["properties"]
 
     names = set(spec)
-    for part in ("model", "engine", "rollout"):
+    for part in ("model", "engine", "router", "rollout"):
         names |= {f"{part}.{name}" for name in spec.get(part, {}).get("properties", {})}
     assert not [name for name in sorted(names) if f"`{name}`" not in reference and name not in spec]
     assert not [name for name in sorted(spec) if name not in reference]

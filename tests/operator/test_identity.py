@@ -87,7 +87,10 @@ def test_pools_and_revisions_have_workloads_of_their_own() -> None:
 
 
 def test_the_url_is_that_of_the_service_in_its_namespace() -> None:
-    assert identity.endpoint_url("qwen", "team-a") == "http://qwen.team-a.svc/v1"
+    url = identity.endpoint_url("qwen", "team-a", is_tls=False)
+    encrypted = identity.endpoint_url("qwen", "team-a", is_tls=True)
+
+    assert (url, encrypted) == ("http://qwen.team-a.svc/v1", "https://qwen.team-a.svc/v1")
 
 
 def test_a_child_goes_with_its_owner() -> None:

@@ -40,8 +40,8 @@ def _decode(secret: Manifest, key: str) -> str:
     return base64.b64decode(secret["data"][key]).decode()
 
 
-def test_the_command_names_ports_fleet_and_policy() -> None:
-    router = _container(_own({"router": {"policy": "least-load"}}))
+def test_the_command_names_ports_fleet_and_configuration() -> None:
+    router = _container(_own())
 
     assert router["command"] == ["kvoy", "router"]
     assert router["args"] == [
@@ -50,7 +50,7 @@ def test_the_command_names_ports_fleet_and_policy() -> None:
         "--admin-port=8001",
         "--kubernetes",
         "--fleet-file=/etc/kvoy/fleet/fleet.yaml",
-        "--policy=least-load",
+        "--config=/etc/kvoy/fleet/router.yaml",
         "--drain-timeout-s=600",
         "--log-format=json",
     ]
@@ -147,6 +147,62 @@ def test_a_change_of_the_fleet_rolls_no_router() -> None:
 
     assert _pod(before, "shared") == _pod(after, "shared")
     assert _one(before, "Secret", "shared-fleet") != _one(after, "Secret", "shared-fleet")
+
+
+def test_a_change_of_limits_rolls_no_router() -> None:
+    before = _own()
+    after = _own({"router": {"policy": "least-load", "flowControl": {"maxWaiting": 5}}})
+
+    assert _pod(before) == _pod(after)
+    text = _decode(_one(after, "Secret", "qwen-fleet"), "router.yaml")
+    assert text == 'max-waiting: 5\npolicy: "least-load"\n'
+
+
+def test_a_longer_request_gets_a_longer_drain_and_a_shorter_one_no_shorter_one() -> None:
+    own = _pod(_own())["terminationGracePeriodSeconds"]
+    longer = _own({"router": {"timeouts": {"request": "20m"}}})
+    shorter = _own({"router": {"timeouts": {"request": "1m"}}})
+
+    assert "--drain-timeout-s=1200" in _container(longer)["args"]
+    assert _pod(longer)["terminationGracePeriodSeconds"] == own + 600
+    assert _pod(shorter) == _pod(_own())
+
+
+def test_keys_and_certificate_are_mounted_from_users_secrets_and_followed_there() -> None:
+    spec = {
+        "router": {
+            "apiKeysSecretRef": {"name": "team-keys", "key": "all.yaml"},
+            "tlsSecretRef": {"name": "cert"},
+        }
+    }
+    pod, router = _pod(_own(spec)), _container(_own(spec))
+    volumes = {each["name"]: each.get("secret") for each in pod["volumes"]}
+    mounts = {each["name"]: each for each in router["volumeMounts"]}
+
+    assert volumes["api-keys"] == {
+        "secretName": "team-keys",
+        "items": [{"key": "all.yaml", "path": "keys.yaml"}],
+        "defaultMode": 0o440,
+    }
+    assert volumes["tls"]["secretName"] == "cert"
+    assert [each["key"] for each in volumes["tls"]["items"]] == ["tls.crt", "tls.key"]
+    # By a folder: a single file (subPath) would never be brought up to date.
+    assert mounts["api-keys"] == {
+        "name": "api-keys",
+        "mountPath": "/etc/kvoy/api-keys",
+        "readOnly": True,
+    }
+    assert "--keys-file=/etc/kvoy/api-keys/keys.yaml" in router["args"]
+    assert "--tls-certificate=/etc/kvoy/tls/tls.crt" in router["args"]
+
+
+def test_an_endpoint_with_a_certificate_is_https_alone() -> None:
+    spec = {"tlsSecretRef": {"name": "cert"}}
+    own = _one(_own({"router": spec}), "Service", "qwen")["spec"]["ports"]
+    shared = render_shared_router(make_router(spec), [], make_options())
+
+    assert own == _one(shared, "Service", "shared")["spec"]["ports"]
+    assert [(port["port"], port["appProtocol"]) for port in own] == [(443, "https")]
 
 
 def test_a_service_of_a_shared_router_has_none_of_its_own() -> None:

@@ -52,6 +52,8 @@ def test_together_they_show_what_there_is() -> None:
     assert any(spec.router.ref for spec in services)
     assert any(spec.model.token_secret_ref for spec in services)
     assert any(spec.engine.pod_template for spec in services)
+    assert any(spec.router.api_keys_secret_ref for spec in services)
+    assert any(spec.router.tls_secret_ref for spec in services)
 
 
 def test_the_plain_one_has_six_lines() -> None:

@@ -89,7 +89,7 @@ def _status(
             reported=reported_rollout(service.status),
         )
     )
-    facts = facts_of(service, counts, "aaaaaa")
+    facts = facts_of(service, counts, "aaaaaa", is_tls=False)
     return service_status(facts, observed, None if refusal else step, router, refusal, now_s)
 
 
@@ -352,6 +352,36 @@ def test_a_router_is_up_with_its_first_pod_and_says_why_not() -> None:
     assert own_router("qwen", replace(Observed(), pods=(failing,))).reason == "CrashLoop"
 
 
+def test_a_new_router_pod_that_cannot_start_is_told_while_old_ones_serve() -> None:
+    observed = _router_deployment(2)
+    (deployment,) = (dict(each) for each in observed.children.values())
+    deployment["status"] = {"replicas": 3, "availableReplicas": 2, "updatedReplicas": 1}
+    waiting = ContainerView(
+        "router", False, 0, waiting_reason="FailedMount", waiting_message='secret "k" not found'
+    )
+    new = replace(_pod("new"), component="router", is_ready=False, containers=(waiting,))
+    observed = replace(
+        observed, children={ChildKey("Deployment", "qwen-router"): deployment}, pods=(new,)
+    )
+
+    state = own_router("qwen", observed)
+
+    assert state.is_ready
+    assert state.message.startswith("2 of 2 router pods ready. pod ")
+    assert 'secret "k" not found. Create the Secret' in state.message
+
+
+def test_the_url_says_whether_the_router_speaks_tls() -> None:
+    service = make_service()
+    counts = pool_counts(service, None)
+    router = make_router({"tlsSecretRef": {"name": "certificate"}})
+
+    assert facts_of(service, counts, "r", is_tls=False).url == "http://qwen.default.svc/v1"
+    assert facts_of(service, counts, "r", is_tls=True).url == "https://qwen.default.svc/v1"
+    told = router_status(router, [], UP, (2, 2), None, NOW_S)
+    assert told["url"] == "https://shared.default.svc/v1"
+
+
 def _ready(*pools: PoolState) -> tuple[bool, str]:
     condition = ready(pools, 1, UP, None, accepted())
     return condition.holds, condition.reason
@@ -373,7 +403,7 @@ def test_a_pool_that_is_being_added_is_not_missed_yet() -> None:
     before[1] = replace(before[1], revision="bbbbbb", name="qwen-p-bbbbbb")
     observed = Observed(workloads=tuple(before), pods=(_pod("serving"),))
     facts = replace(
-        facts_of(split, pool_counts(split, None), "bbbbbb"),
+        facts_of(split, pool_counts(split, None), "bbbbbb", is_tls=False),
         previous={"revision": {"current": "aaaaaa", "update": "aaaaaa"}},
     )
 

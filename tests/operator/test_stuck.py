@@ -132,6 +132,11 @@ def test_a_group_says_why_its_pods_cannot_be_made(
             "MissingSecret",
         ),
         (
+            "FailedMount",
+            'MountVolume.SetUp failed for volume "v" : references non-existent secret key: k',
+            "MissingSecret",
+        ),
+        (
             "FailedAttachVolume",
             'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other',
             "PodSetupFailed",

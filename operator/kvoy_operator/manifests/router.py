@@ -1,6 +1,7 @@
 """A router and all that it needs, for one service's own router and for a shared one alike. Pure.
 
-The fleet document is mounted, not hashed into the pods: a router reads it again when it changes.
+The fleet document and the configuration file are mounted, not hashed into the pods: a router reads
+them again when they change, and so it does with users' own Secrets of keys and certificates.
 Whatever else a router depends on stands in its pod template, so that a change rolls it.
 """
 
@@ -33,9 +34,11 @@ from kvoy_operator.manifests.parts import (
     tmp_mount,
     tmp_volume,
 )
+from kvoy_operator.manifests.router_config import render_router_config, request_timeout_s
+from kvoy_operator.manifests.router_files import file_arguments, file_mounts, file_volumes
 from kvoy_operator.options import RenderOptions
 from kvoy_operator.pod_patch import merge_pod_template
-from kvoy_operator.spec import RouterOptions
+from kvoy_operator.spec_router import RouterOptions
 
 CONTAINER: Final = "router"
 _API_PORT: Final = "api"
@@ -43,6 +46,7 @@ _ADMIN_PORT: Final = "admin"
 _FLEET_VOLUME: Final = "fleet"
 _FLEET_FOLDER: Final = "/etc/kvoy/fleet"
 _FLEET_FILE: Final = "fleet.yaml"
+_CONFIG_FILE: Final = "router.yaml"
 
 # By then kube-proxy and load balancers have left the pod out.
 _PRE_STOP_S: Final = 10
@@ -69,23 +73,28 @@ def render_router(plan: RouterPlan, options: RenderOptions) -> list[Manifest]:
     Raises InvalidSpec when the `podTemplate` of its settings is no patch of a pod.
     """
     owner = plan.owner
-    document = {_FLEET_FILE: render_fleet(plan.fleet)}
+    documents = {
+        _FLEET_FILE: render_fleet(plan.fleet),
+        _CONFIG_FILE: render_router_config(plan.settings, options.router_defaults),
+    }
     policies = [router_policy(owner, options)] if options.has_network_policies else []
     return [
-        opaque_secret(owner, fleet_secret_name(owner.name), ROUTER_COMPONENT, document),
+        opaque_secret(owner, fleet_secret_name(owner.name), ROUTER_COMPONENT, documents),
         router_account(owner, plan.pull_secrets),
         router_binding(owner, options),
         *policies,
-        _api_service(owner),
+        _api_service(plan),
         _deployment(plan, options),
         _disruption_budget(owner),
     ]
 
 
-def _api_service(owner: Owner) -> Manifest:
+def _api_service(plan: RouterPlan) -> Manifest:
+    owner = plan.owner
     labels = child_labels(owner, ROUTER_COMPONENT)
     service = child(owner, "v1", "Service", api_service_name(owner.name), labels)
-    port = {"name": "http", "port": 80, "protocol": "TCP", "appProtocol": "http"}
+    scheme, number = ("https", 443) if plan.settings.tls_secret_ref else ("http", 80)
+    port = {"name": scheme, "port": number, "protocol": "TCP", "appProtocol": scheme}
     return service | {
         "spec": {
             "type": "ClusterIP",
@@ -131,13 +140,14 @@ def _pod_spec(plan: RouterPlan, options: RenderOptions) -> Manifest:
         # Variables of a Service named kvoy would read as settings (KVOY_PORT).
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": (
-            options.router_drain_timeout_s + _PRE_STOP_S + _EXIT_MARGIN_S
+            _drain_timeout_s(plan.settings, options) + _PRE_STOP_S + _EXIT_MARGIN_S
         ),
         "securityContext": restricted_pod(),
         "topologySpreadConstraints": spread_softly(router_selector(owner)),
         "containers": [_container(plan.settings, options)],
         "volumes": [
             {"name": _FLEET_VOLUME, "secret": {"secretName": fleet_secret_name(owner.name)}},
+            *file_volumes(plan.settings),
             tmp_volume(),
         ],
     }
@@ -158,8 +168,9 @@ def _container(settings: RouterOptions, options: RenderOptions) -> Manifest:
             f"--admin-port={ROUTER_ADMIN_PORT}",
             "--kubernetes",
             f"--fleet-file={_FLEET_FOLDER}/{_FLEET_FILE}",
-            f"--policy={settings.policy}",
-            f"--drain-timeout-s={options.router_drain_timeout_s}",
+            f"--config={_FLEET_FOLDER}/{_CONFIG_FILE}",
+            *file_arguments(settings),
+            f"--drain-timeout-s={_drain_timeout_s(settings, options)}",
             "--log-format=json",
         ],
         "ports": [
@@ -175,9 +186,16 @@ def _container(settings: RouterOptions, options: RenderOptions) -> Manifest:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": _FLEET_VOLUME, "mountPath": _FLEET_FOLDER, "readOnly": True},
+            *file_mounts(settings),
             tmp_mount(),
         ],
     }
+
+
+def _drain_timeout_s(settings: RouterOptions, options: RenderOptions) -> int:
+    """As long as a request may take; not less where it is told to take less, since then a change of
+    that rolls no router."""
+    return max(options.router_drain_timeout_s, request_timeout_s(settings, options.router_defaults))
 
 
 def _resources(settings: RouterOptions, options: RenderOptions) -> Manifest:
