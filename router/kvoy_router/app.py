@@ -42,6 +42,7 @@ from kvoy_router.policies import make_policy
 from kvoy_router.pool import Pool, PoolConfig
 from kvoy_router.prompts import Prompts
 from kvoy_router.proxy import Proxy, ProxyOptions
+from kvoy_router.resume_memory import ResumeMemory
 from kvoy_router.retry_budget import RetryBudget
 from kvoy_router.sources import Sources
 from kvoy_router.state_gauges import ServerGauges
@@ -51,6 +52,7 @@ from kvoy_router.tls import TlsFiles
 log = logging.getLogger(__name__)
 
 _INDEX_ENTRY_BYTES = 160
+_MIB = 1024 * 1024
 _PRUNE_S = 1.0
 _LONGEST_BREAK_S = 30.0
 
@@ -82,7 +84,7 @@ class Router:
             make_policy(config.policy, generator),
             config=PoolConfig(
                 stale_after_s=config.stale_after_s,
-                max_index_entries=config.index_mib * 1024 * 1024 // _INDEX_ENTRY_BYTES,
+                max_index_entries=config.index_mib * _MIB // _INDEX_ENTRY_BYTES,
             ),
             random=generator,
         )
@@ -99,6 +101,7 @@ class Router:
             RetryBudget(config.retry_share, config.retry_burst),
             RetryBudget(config.retry_share, config.retry_burst),
         )
+        self.resume_memory = ResumeMemory(config.max_resume_memory_mib * _MIB)
         self._health = HealthWatch(
             self.pool, self.clients, self.breakers, self._now_s, config.hang_timeout_s
         )
@@ -124,7 +127,9 @@ class Router:
             self.admin_server = HttpServer(api.serve_admin, config.http_limits)
         self.metrics.observe(self.pool, self._gauges, self._now_s)
         self.metrics.flow.observe(self.gate.flow)
-        self.metrics.failover.observe(self.pool, self.breakers, self._budgets, self._now_s)
+        self.metrics.failover.observe(
+            self.pool, self.breakers, self._budgets, self.resume_memory, self._now_s
+        )
 
     def use_config(self, config: RouterConfig) -> None:
         """Another one from now on; the settings that `config_file.FIXED` names are as they were.
@@ -135,6 +140,7 @@ class Router:
         self.breakers.limits = _breaker_limits(config)
         for budget in self._budgets:
             budget.share, budget.burst = config.retry_share, config.retry_burst
+        self.resume_memory.max_bytes = config.max_resume_memory_mib * _MIB
         self._health.use_silence(config.hang_timeout_s)
         self.gate.flow.use_limits(config.flow_limits)
         self.entrance.use_objectives(config.objectives)
@@ -157,6 +163,7 @@ class Router:
             self.metrics,
             _proxy_options(self.config, self.pool.router_id),
             self._budgets,
+            self.resume_memory,
             self._now_s,
             self._tracing,
         )

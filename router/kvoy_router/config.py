@@ -121,6 +121,11 @@ class RouterConfig:
         help="memory for the token ids of one stream, about 7 bytes each, in KiB; beyond it the "
         "stream cannot be resumed",
     )
+    max_resume_memory_mib: int = setting(
+        256,
+        help="memory for the token ids of all streams together, in MiB; beyond it further ones "
+        "cannot be resumed",
+    )
     hang_timeout_s: float = setting(
         3.0,
         help="seconds without a heartbeat of an engine, and without a byte of an answer, until its "

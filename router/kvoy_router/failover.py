@@ -26,6 +26,7 @@ class GaveUp(enum.StrEnum):
     SUSPECT = "suspect"
     NO_TOKEN_IDS = "no_token_ids"
     TOO_LONG = "too_long"
+    NO_MEMORY = "no_memory"
     MALFORMED = "malformed_ids"
     NO_ENGINE = "no_engine"
 
@@ -40,6 +41,7 @@ _EXPLANATIONS = {
     GaveUp.SUSPECT: "two engines have failed while they began this request",
     GaveUp.NO_TOKEN_IDS: "its engine says no token ids, or resuming is off",
     GaveUp.TOO_LONG: "it is longer than the router remembers",
+    GaveUp.NO_MEMORY: "the router's memory for resuming streams was full",
     GaveUp.MALFORMED: "its engine's token ids were malformed",
     GaveUp.NO_ENGINE: "no other engine can go on with it",
 }

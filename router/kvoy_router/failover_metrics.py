@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from kvoy_router.breaker import Breakers, BreakerState
 from kvoy_router.pool import Pool
+from kvoy_router.resume_memory import ResumeMemory
 from kvoy_router.retry_budget import RetryBudget
 
 
@@ -41,10 +42,11 @@ class FailoverMetrics:
         pool: Pool,
         breakers: Breakers,
         budgets: tuple[RetryBudget, RetryBudget],
+        memory: ResumeMemory,
         now_s: Callable[[], float],
     ) -> None:
         """`budgets`: for retries, and for resumes."""
-        self._registry.register(_Observed(pool, breakers, budgets, now_s))
+        self._registry.register(_Observed(pool, breakers, budgets, memory, now_s))
 
 
 class _Observed(Collector):
@@ -53,8 +55,10 @@ class _Observed(Collector):
         pool: Pool,
         breakers: Breakers,
         budgets: tuple[RetryBudget, RetryBudget],
+        memory: ResumeMemory,
         now_s: Callable[[], float],
     ) -> None:
+        self._memory = memory
         self._pool = pool
         self._breakers = breakers
         self._budgets = budgets
@@ -88,3 +92,17 @@ class _Observed(Collector):
             refused.add_metric([kind], budget.num_refused)
         yield left
         yield refused
+        memory = self._memory
+        yield GaugeMetricFamily(
+            "kvoy_router_resume_bytes",
+            "Memory for the token ids of open streams, so that other engines can go on with them",
+            memory.used_bytes,
+        )
+        yield GaugeMetricFamily(
+            "kvoy_router_resume_bytes_limit", "The bound of that memory", memory.max_bytes
+        )
+        yield CounterMetricFamily(
+            "kvoy_router_resume_memory_refusals",
+            "Streams that cannot be resumed because that memory was full",
+            memory.num_refused,
+        )

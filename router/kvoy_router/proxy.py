@@ -38,6 +38,7 @@ from kvoy_router.http_message import Request, error_headers
 from kvoy_router.http_response import Response
 from kvoy_router.metrics import Metrics
 from kvoy_router.record import RequestRecord
+from kvoy_router.resume_memory import ResumeMemory
 from kvoy_router.retry_budget import RetryBudget
 from kvoy_router.stream_progress import StreamProgress
 from kvoy_router.time_limit import TimeLimit
@@ -104,6 +105,7 @@ class Proxy:
         metrics: Metrics,
         options: ProxyOptions,
         budgets: tuple[RetryBudget, RetryBudget],
+        memory: ResumeMemory,
         now_s: Callable[[], float],
         tracing: Tracing | None = None,
     ) -> None:
@@ -115,6 +117,7 @@ class Proxy:
         self._metrics = metrics
         self._options = options
         self._retry_budget, self._resume_budget = budgets
+        self._memory = memory
         self._now_s = now_s
         self._attempts = Attempts(
             clients, options.router_id, options.response_headers, now_s, self._on_first_byte
@@ -174,8 +177,10 @@ class Proxy:
             try:
                 await self._run(job, course, request, response, record)
             finally:
-                if course.progress is not None and course.progress.said:
-                    record.output_tokens = course.progress.num_told_tokens
+                if (progress := course.progress) is not None:
+                    if progress.said:
+                        record.output_tokens = progress.num_told_tokens
+                    progress.close()
                 self._entrance.settle(admission, record)
 
     async def _prepare(self, request: Request, record: RequestRecord, client: Client) -> Job:
@@ -230,7 +235,9 @@ class Proxy:
         if job.is_stream and options.failover.max_resumes:
             # Two clients may use one request id; their answers are told apart all the same.
             answer_id = f"{job.request_id}.{random.getrandbits(64):016x}"
-            progress = StreamProgress(answer_id, int(time.time()), options.max_progress_bytes)
+            progress = StreamProgress(
+                answer_id, int(time.time()), options.max_progress_bytes, self._memory
+            )
         failover = Failover(options.failover, self._retry_budget, self._resume_budget)
         return _Course(failover, progress, {})
 

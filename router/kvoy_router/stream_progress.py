@@ -6,6 +6,7 @@ from kvoy_contract.envelope import ResumeState
 from kvoy_contract.sse import parse_token_ids
 from kvoy_router.endpoint import EngineInfo
 from kvoy_router.failover import GaveUp
+from kvoy_router.resume_memory import STEP_BYTES, ResumeMemory
 
 
 class StreamProgress:
@@ -13,7 +14,10 @@ class StreamProgress:
     bytes each, and read only when they are needed."""
 
     __slots__ = (
+        "_allowed_bytes",
         "_max_bytes",
+        "_memory",
+        "_taken_bytes",
         "answer_id",
         "cached_tokens",
         "created",
@@ -23,9 +27,12 @@ class StreamProgress:
         "said",
     )
 
-    def __init__(self, answer_id: str, created: int, max_bytes: int) -> None:
-        """`max_bytes` bounds what is remembered; beyond it the stream cannot be resumed."""
+    def __init__(self, answer_id: str, created: int, max_bytes: int, memory: ResumeMemory) -> None:
+        """`max_bytes` bounds what is remembered, `memory` that of all streams; beyond either the
+        stream cannot be resumed."""
         self._max_bytes = max_bytes
+        self._memory = memory
+        self._taken_bytes = self._allowed_bytes = 0
         self.answer_id = answer_id
         self.created = created
         self.said = bytearray()
@@ -43,8 +50,26 @@ class StreamProgress:
         """What the write that is told now says: the text of its ids, with its line end."""
         if self.lost is None:
             self.said += line
-            if len(self.said) > self._max_bytes:
-                self.lose(GaveUp.TOO_LONG)
+            if len(self.said) > self._allowed_bytes:
+                self._grow()
+
+    def _grow(self) -> None:
+        num_bytes = len(self.said)
+        if num_bytes > self._max_bytes:
+            self.lose(GaveUp.TOO_LONG)
+            return
+        while self._taken_bytes < num_bytes:
+            if not self._memory.take():
+                self.lose(GaveUp.NO_MEMORY)
+                return
+            self._taken_bytes += STEP_BYTES
+        self._allowed_bytes = min(self._taken_bytes, self._max_bytes)
+
+    def close(self) -> None:
+        """The request has ended: nothing is remembered any more."""
+        self.said = bytearray()
+        self._memory.give_back(self._taken_bytes)
+        self._taken_bytes = self._allowed_bytes = 0
 
     @property
     def num_told_tokens(self) -> int | None:
@@ -56,12 +81,12 @@ class StreamProgress:
         return said.count(b",") + said.count(b" ") - said.count(b" !")
 
     def lose(self, reason: GaveUp) -> None:
-        self.said = bytearray()
+        self.close()
         self.lost = reason
 
     def restart(self) -> None:
         """Nothing has reached the client: the next attempt begins anew."""
-        self.said = bytearray()
+        self.close()
         self.lost = self.engine = self.cached_tokens = self.resume = None
 
     def prepare_resume(self, num_choices: int) -> GaveUp | None:

@@ -17,6 +17,7 @@ from kvoy_router.failover import GaveUp
 from kvoy_router.http_client import Exchange
 from kvoy_router.http_response import Response
 from kvoy_router.resumable_relay import ResumableRelay
+from kvoy_router.resume_memory import ResumeMemory
 from kvoy_router.stream_progress import StreamProgress
 from kvoy_router.upstream_connection import is_one_chunk
 
@@ -92,7 +93,7 @@ class Client:
 
 
 def progress_of(max_bytes: int = 1 << 20) -> StreamProgress:
-    return StreamProgress("id", 1, max_bytes)
+    return StreamProgress("id", 1, max_bytes, ResumeMemory(1 << 20))
 
 
 async def run(upstream: Upstream, progress: StreamProgress) -> Client:

@@ -158,6 +158,19 @@ async def test_a_stream_longer_than_the_router_remembers_is_not_resumed() -> Non
     assert "longer than the router remembers" in seen.error["message"]
 
 
+async def test_beyond_the_memory_of_all_streams_further_ones_are_not_resumed() -> None:
+    async with simulated() as bench:
+        memory = bench.router.resume_memory
+        memory.max_bytes = memory.used_bytes + 2 * 1024
+        seen = await bench.ask(CHAT | {"max_tokens": 800}, ALL_TOLD)
+        (await bench.ask(CHAT, TOLD)).assert_equals(await bench.ask(CHAT))
+
+        assert seen.error is not None
+        assert "memory for resuming streams was full" in seen.error["message"]
+        assert memory.num_refused == 1
+        assert memory.used_bytes == 0, "all is given back with the streams"
+
+
 async def test_resumes_are_bounded_per_request_and_by_the_budget_of_all() -> None:
     body = CHAT | {"max_tokens": 100}
     async with simulated(num_engines=4, max_resumes=1) as bench:
