@@ -62,6 +62,57 @@ STORIES = (
         "15m",
     ),
     Story(
+        "KvoyStreamsNotResumed",
+        {
+            f'kvoy_router_resumes_total{{{ROUTER}, model="m", outcome="resumed"}}': "0+60x60",
+            f'kvoy_router_resumes_total{{{ROUTER}, model="m", outcome="budget"}}': (
+                "0+3x20 60+30x40"
+            ),
+        },
+        "20m",
+        "35m",
+    ),
+    Story(
+        "KvoyEngineAvoided",
+        {
+            f'kvoy_router_engine_breaker{{{ROUTER}, engine="a", state="closed"}}': "1x10 0x50",
+            'kvoy_router_engine_breaker{namespace="n", pod="router-1", engine="a", '
+            'state="closed"}': "1x20 0x40",
+        },
+        "24m",
+        "28m",
+    ),
+    Story(
+        "KvoyAttemptBudgetSpent",
+        {f'kvoy_router_budget_refusals_total{{{ROUTER}, kind="retry"}}': "0x10 1+1x50"},
+        "10m",
+        "14m",
+    ),
+    Story(
+        "KvoyResumeMemoryFull",
+        {
+            f"kvoy_router_resume_bytes{{{ROUTER}}}": "80x10 95x50",
+            f"kvoy_router_resume_bytes_limit{{{ROUTER}}}": "100x60",
+        },
+        "12m",
+        "18m",
+    ),
+    Story(
+        "KvoyRequestsTurnedAway",
+        {
+            f'kvoy_router_requests_total{{{ROUTER}, model="m", outcome="ok"}}': "0+60x60",
+            f'kvoy_router_requests_total{{{ROUTER}, model="m", outcome="queue_full"}}': (
+                "0x20 0+12x40"
+            ),
+            # A key's own limit is no lack of room.
+            f'kvoy_router_requests_total{{{ROUTER}, model="m", outcome="rate_limit_exceeded"}}': (
+                "0+30x60"
+            ),
+        },
+        "20m",
+        "35m",
+    ),
+    Story(
         "KvoyTelemetryLost",
         {f'kvoy_router_engine_state{{{ROUTER}, engine="a", state="lost"}}': "0x10 1x50"},
         "11m",

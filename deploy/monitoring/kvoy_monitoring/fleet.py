@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvoy_monitoring import holding
 from kvoy_monitoring.labels import NAMESPACE, SERVICE
 from kvoy_monitoring.panel import Dashboard, Panel, Row, Unit, Variable
 from kvoy_monitoring.query import Query, Selector, cached_surprises, quantiles
@@ -255,5 +256,6 @@ DASHBOARD = Dashboard(
                 ),
             ),
         ),
+        *holding.rows(SELECTOR),
     ),
 )

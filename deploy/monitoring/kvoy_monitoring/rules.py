@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvoy_monitoring.holding import REFUSED
 from kvoy_monitoring.labels import NAMESPACE, POD, POOL, SERVICE
 from kvoy_monitoring.query import Selector, cached_surprises
 
 WINDOW = "5m"
 ALL = Selector(window=WINDOW)
 FAILED = Selector(('status=~"5.."',), WINDOW)
+NOT_RESUMED = Selector(('outcome!="resumed"',), WINDOW)
+TURNED_AWAY = Selector((REFUSED,), WINDOW)
 SLOW = Selector(window="30m")
 TTFT_RATIO = SLOW.quantile(
     0.5, "kvoy_router_time_to_first_token_prediction_ratio", NAMESPACE, "model"
@@ -119,6 +122,56 @@ ALERTS = (
         "Router {{ $labels.pod }} refuses a change of its {{ $labels.file }} file",
         "What it read before goes on to hold. Its log names the key and what is wrong with it: "
         "kubectl logs -n {{ $labels.namespace }} {{ $labels.pod }}.",
+    ),
+    Alert(
+        "KvoyStreamsNotResumed",
+        f"{NOT_RESUMED.rate('kvoy_router_resumes_total', NAMESPACE, 'model')} > "
+        f"0.1 * {ALL.rate('kvoy_router_resumes_total', NAMESPACE, 'model')}",
+        "5m",
+        "critical",
+        "Streams of {{ $labels.model }} end with errors when their engine fails",
+        "The outcome label of kvoy_router_resumes_total says why; each is explained in "
+        "docs/troubleshooting.md.",
+    ),
+    Alert(
+        "KvoyEngineAvoided",
+        f'max by ({NAMESPACE}, engine) (kvoy_router_engine_breaker{{state="closed"}}) == 0',
+        "5m",
+        "warning",
+        "No router trusts engine {{ $labels.engine }}: it fails one request after another",
+        "Its log and kvoy_router_engine_failures_total say how. It gets single requests until one "
+        "is answered.",
+    ),
+    Alert(
+        "KvoyAttemptBudgetSpent",
+        f"sum by ({NAMESPACE}, {POD}, kind) "
+        f"(increase(kvoy_router_budget_refusals_total[{WINDOW}])) > 0",
+        "1m",
+        "critical",
+        "Router {{ $labels.pod }} has no budget left for a {{ $labels.kind }}",
+        "More engines fail than retries and resumes may make up for: look at the fleet "
+        "dashboard's engine failures by reason.",
+    ),
+    Alert(
+        "KvoyResumeMemoryFull",
+        f"max by ({NAMESPACE}, {POD}) (kvoy_router_resume_bytes / "
+        "kvoy_router_resume_bytes_limit) > 0.9",
+        "5m",
+        "warning",
+        "Router {{ $labels.pod }} uses {{ $value | humanizePercentage }} of its memory for "
+        "resuming streams",
+        "Beyond it further streams cannot go on behind a failing engine: raise "
+        "--max-resume-memory-mib or add routers.",
+    ),
+    Alert(
+        "KvoyRequestsTurnedAway",
+        f"{TURNED_AWAY.rate('kvoy_router_requests_total', NAMESPACE, 'model')} > "
+        f"0.05 * {ALL.rate('kvoy_router_requests_total', NAMESPACE, 'model')}",
+        "5m",
+        "warning",
+        "More than 5 % of the requests for {{ $labels.model }} are refused for lack of room",
+        "Scale its service, or lower what its tenants may send; kvoy_router_queued_requests shows "
+        "what waits.",
     ),
     Alert(
         "KvoyTelemetryLost",
