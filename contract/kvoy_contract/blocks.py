@@ -72,11 +72,16 @@ def next_hash(parent: BlockHash, token_ids: TokenIds) -> BlockHash:
 
 def block_hashes(seed: BlockHash, token_ids: TokenIds, block_size: int) -> list[BlockHash]:
     """Hashes of all full blocks of a prompt, in order; a partial block at the end has none."""
-    packed = pack_tokens(token_ids)
+    return packed_block_hashes(seed, pack_tokens(token_ids), block_size)
+
+
+def packed_block_hashes(
+    parent: bytes, packed: bytes, block_size: int, first: int = 0
+) -> list[BlockHash]:
+    """The same of packed tokens, from block `first` on, which follows `parent`."""
     step = block_size * _TOKEN_BYTES
     hashes: list[BlockHash] = []
-    parent: bytes = seed
-    for start in range(0, len(packed) - step + 1, step):
+    for start in range(first * step, len(packed) - step + 1, step):
         data = parent + packed[start : start + step]
         parent = blake2b(data, digest_size=HASH_BYTES, person=_BLOCK_PERSON).digest()
         hashes.append(BlockHash(parent))

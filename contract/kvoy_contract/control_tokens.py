@@ -28,6 +28,8 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
     text: str
     control_id: int | None = None
+    end: int = 0
+    """Of a control token: where it ends in the rendered prompt."""
 
 
 class ControlTokens:
@@ -47,6 +49,10 @@ class ControlTokens:
         ]
         self._by_content = {token.content: token for token in tokens}
         self.ids = frozenset(token.id for token in tokens)
+        self.are_separate = not any(
+            one != other and one in other for one in self._by_content for other in self._by_content
+        )
+        """Whether none is a part of another: where one ends does not depend on what follows."""
         everything = [token.content for token in tokens]
         special = [token.content for token in tokens if token.is_special]
         self._split_pattern = _any_of(everything)
@@ -62,26 +68,32 @@ class ControlTokens:
         """Whole control tokens in it."""
         return sum(1 for _ in self._split_pattern.finditer(text)) if self._split_pattern else 0
 
+    def ends_cleanly(self, segment: Segment) -> bool:
+        """Whether it is a control token that leaves alone what follows it."""
+        token = self._by_content.get(segment.text) if segment.control_id is not None else None
+        return token is not None and not token.takes_right_space
+
     def shield(self, text: str, sentinel: str, *, forgeable: bool) -> str:
         """`text` with the sentinel inside every control token, and where one could form at its
         ends.
         """
         return self._guards[forgeable].shield(text, sentinel)
 
-    def split(self, rendered: str) -> list[Segment]:
-        """The pieces of a rendered prompt in order; sentinels are still in the text pieces."""
+    def split(self, rendered: str, start: int = 0) -> list[Segment]:
+        """The pieces of a rendered prompt in order, from `start` on, where a token has ended;
+        sentinels are still in the text pieces.
+        """
         if self._split_pattern is None:
-            return [Segment(rendered)] if rendered else []
+            return [Segment(rendered[start:])] if rendered[start:] else []
         segments: list[Segment] = []
-        start = 0
-        for match in self._split_pattern.finditer(rendered):
+        for match in self._split_pattern.finditer(rendered, start):
             token = self._by_content[match.group()]
             text = rendered[start : match.start()]
             if token.takes_left_space:
                 text = text.rstrip(_SPACE_CHARS)
             if text:
                 segments.append(Segment(text))
-            segments.append(Segment(token.content, token.id))
+            segments.append(Segment(token.content, token.id, match.end()))
             start = match.end()
             if token.takes_right_space:
                 start = _after_space(rendered, start)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvoy_contract.byte_tokenizer import ByteCodec, byte_tokenizer_files
 from kvoy_contract.chat_prompt import ChatRenderer, RenderedChat
 from kvoy_contract.chat_template import ChatTemplate
 from kvoy_contract.codec import Codec, HuggingFaceCodec
-from kvoy_contract.control_tokens import ControlTokens
+from kvoy_contract.control_tokens import ControlTokens, Segment
 from kvoy_contract.errors import BadRequest, ContextLengthExceeded
+from kvoy_contract.known_prefixes import KnownPrefix, KnownPrefixes
 from kvoy_contract.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -31,6 +33,19 @@ __all__ = ["PromptEncoder", "TokenizerFiles", "byte_tokenizer_files"]
 _MAX_DROPPED = 4
 """Messages may be so many times as long as what a template makes of them."""
 _PROBE_TEXTS = ("Hello  world\n", " a", "\n\n  é中🦙", "x")
+
+
+_TOKENS_BEHIND = 4
+"""A chat's beginning is remembered up to the so manieth control token from its end: what a template
+writes around the last message and before the answer is behind it, so the same history with another
+last message begins alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChat:
+    ids: array[int]
+    known: KnownPrefix | None
+    """Its beginning, encoded earlier or just now; None where none is kept."""
 
 
 class PromptEncoder:
@@ -61,6 +76,7 @@ class PromptEncoder:
         self.special_ids = frozenset(t.id for t in self.codec.added_tokens.values() if t.is_special)
         """Left out of shown text."""
         self._cache = SegmentCache(cache_bytes)
+        self._known = KnownPrefixes()
         self.eos_token_ids = _eos_token_ids(files, self.codec)
         """Sampling one of these ends an answer."""
         self.bos_token_id = _token_id(self.codec, files.special_tokens().get("bos_token"))
@@ -75,6 +91,10 @@ class PromptEncoder:
     def cache(self) -> SegmentCache:
         return self._cache
 
+    @property
+    def known_prefixes(self) -> KnownPrefixes:
+        return self._known
+
     def encode_chat(
         self, request: ChatCompletionRequest, max_tokens: int | None = None
     ) -> list[int]:
@@ -82,13 +102,25 @@ class PromptEncoder:
 
         A text that cannot fit into `max_tokens` is refused before the work of encoding it.
         """
+        return self.encode_chat_array(request, max_tokens).ids.tolist()
+
+    def encode_chat_array(
+        self, request: ChatCompletionRequest, max_tokens: int | None = None
+    ) -> EncodedChat:
+        """The same as an array, which costs a known conversation's next turn no more than its
+        tail. Nobody changes it."""
         self.check_token_ids(request)
         self._check_messages_length(request, max_tokens)
         rendered = self._render(request)
-        ids = self._encode(rendered.text, rendered.sentinel, max_tokens, "messages")
-        if not ids:
+        self._check_length(len(rendered.text), max_tokens, "messages")
+        if self.is_segment_safe and self._controls.are_separate:
+            encoded = self._encode_from_known(rendered)
+        else:
+            ids = self._encode(rendered.text, rendered.sentinel, max_tokens, "messages")
+            encoded = EncodedChat(array("I", ids), None)
+        if not encoded.ids:
             raise BadRequest("The chat template renders an empty prompt.", param="messages")
-        return ids
+        return encoded
 
     def encode_prompts(
         self, request: CompletionRequest, max_tokens: int | None = None
@@ -109,7 +141,7 @@ class PromptEncoder:
         self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
         """A plain text; control tokens in it count. What stands around a text is there once."""
-        ids = self._encode(text, "", max_tokens, "prompt")
+        ids = list(self._encode(text, "", max_tokens, "prompt"))
         if not add_special_tokens:
             return ids
         prefix, suffix = list(self.codec.prefix_ids), list(self.codec.suffix_ids)
@@ -162,7 +194,9 @@ class PromptEncoder:
             )
         return self._renderer.render(request)
 
-    def _encode(self, text: str, sentinel: str, max_tokens: int | None, param: str) -> list[int]:
+    def _encode(
+        self, text: str, sentinel: str, max_tokens: int | None, param: str
+    ) -> Sequence[int]:
         """Encode a text in which whole control tokens count and broken ones are plain text."""
         self._check_length(len(text), max_tokens, param)
         if not self.is_segment_safe:
@@ -171,16 +205,45 @@ class PromptEncoder:
                 return self.codec.encode_whole(clean)
         return self._encode_by_segments(text, sentinel)
 
-    def _encode_by_segments(self, text: str, sentinel: str) -> list[int]:
-        ids: list[int] = []
-        for segment in self._controls.split(text):
+    def _encode_by_segments(self, text: str, sentinel: str) -> array[int]:
+        ids = array("I")
+        self._append(ids, self._controls.split(text), sentinel)
+        return ids
+
+    def _encode_from_known(self, rendered: RenderedChat) -> EncodedChat:
+        """What is behind the longest known beginning is encoded; a longer one is then known."""
+        text, sentinel = rendered.text, rendered.sentinel
+        known = self._known.find(text, sentinel)
+        start = len(known.text) if known else 0
+        segments = self._controls.split(text, start)
+        ids = known.ids[:] if known else array("I")
+        cut = self._cut(segments)
+        self._append(ids, segments[:cut], sentinel)
+        if cut:
+            known = KnownPrefix(text[: segments[cut - 1].end], sentinel, ids[:], known)
+            self._known.add(known)
+        self._append(ids, segments[cut:], sentinel)
+        return EncodedChat(ids, known)
+
+    def _cut(self, segments: Sequence[Segment]) -> int:
+        """How many of the segments belong to a beginning worth to be known; 0: none."""
+        num_behind = 0
+        for index in range(len(segments) - 1, -1, -1):
+            if segments[index].control_id is None:
+                continue
+            num_behind += 1
+            if num_behind >= _TOKENS_BEHIND and self._controls.ends_cleanly(segments[index]):
+                return index + 1
+        return 0
+
+    def _append(self, ids: array[int], segments: Sequence[Segment], sentinel: str) -> None:
+        for segment in segments:
             if segment.control_id is not None:
                 ids.append(segment.control_id)
             else:
                 ids.extend(self._encode_piece(segment.text, sentinel))
-        return ids
 
-    def _encode_piece(self, text: str, sentinel: str) -> Sequence[int]:
+    def _encode_piece(self, text: str, sentinel: str) -> array[int]:
         clean = text.replace(sentinel, "") if sentinel else text
         ids = self._cache.get(clean)
         if ids is None:
@@ -189,7 +252,7 @@ class PromptEncoder:
         if len(clean) == len(text) or self._controls.ids.isdisjoint(ids):
             return ids
         # This vocabulary finds the token in plain text too: keep its two halves apart.
-        return [i for part in text.split(sentinel) for i in self.codec.encode(part)]
+        return array("I", [i for p in text.split(sentinel) for i in self.codec.encode(p)])
 
     def _check_messages_length(
         self, request: ChatCompletionRequest, max_tokens: int | None
@@ -228,7 +291,7 @@ class PromptEncoder:
         texts += [f"{t.content}{d}{t.content}" for t in self._controls]
         whole = self.codec.probe_whole(texts)
         return all(
-            self._encode_by_segments(text, "") == ids
+            self._encode_by_segments(text, "").tolist() == ids
             for text, ids in zip(texts, whole, strict=True)
         )
 

@@ -7,13 +7,20 @@ prompt is encoded in a thread, because the event loop carries everybody else's t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
 
-from kvoy_contract.blocks import BlockHash, block_hashes, pack_tokens, seed_hash, stride_hashes
+from kvoy_contract.blocks import (
+    BlockHash,
+    pack_tokens,
+    packed_block_hashes,
+    seed_hash,
+    stride_hashes,
+)
+from kvoy_contract.known_prefixes import KnownPrefix
 from kvoy_contract.openai import ChatCompletionRequest, CompletionRequest
 from kvoy_contract.prompt import PromptEncoder, TokenizerFiles
 
@@ -22,6 +29,8 @@ T = TypeVar("T")
 INLINE_BODY_BYTES = 4096
 """Up to so much, encoding takes less than switching to a thread and back."""
 _NUM_THREADS = 2
+_MAX_NOTES = 8
+"""Tenants whose hashes are kept with one beginning of a prompt."""
 
 
 class Hashing(msgspec.Struct, frozen=True, gc=False):
@@ -111,16 +120,38 @@ def encode(
     hashing: Hashing,
 ) -> EncodedPrompt:
     """Of several prompts the first stands for all in the hashes: they go to one engine together."""
+    known: KnownPrefix | None = None
     if isinstance(request, ChatCompletionRequest):
-        prompts = [encoder.encode_chat(request, hashing.max_model_len)]
+        chat = encoder.encode_chat_array(request, hashing.max_model_len)
+        prompts: Sequence[Sequence[int]] = [chat.ids]
+        known = chat.known
     else:
         prompts = encoder.encode_prompts(request, hashing.max_model_len)
-    salt = request.cache_salt or ""
-    seed = seed_hash(hashing.model_identity, cache_salt=salt)
-    hashes = block_hashes(seed, prompts[0], hashing.block_size)
+    seed = seed_hash(hashing.model_identity, cache_salt=request.cache_salt or "")
+    packed = pack_tokens(prompts[0])
     return EncodedPrompt(
         num_tokens=max(map(len, prompts)),
-        packed=pack_tokens(prompts[0]) if len(prompts) == 1 else b"",
+        packed=packed if len(prompts) == 1 else b"",
         digest=digest,
-        hashes=tuple(stride_hashes(hashes, hashing.block_size, hashing.stride)),
+        hashes=_hash(packed, seed, hashing, known),
     )
+
+
+def _hash(
+    packed: bytes, seed: BlockHash, hashing: Hashing, known: KnownPrefix | None
+) -> tuple[BlockHash, ...]:
+    """Of each full stride. Those of a known beginning are kept with it, under whatever else they
+    depend on."""
+    key = (seed, hashing.block_size, hashing.stride)
+    kept = known.notes.get(key) if known else None
+    begun: tuple[BlockHash, ...] = kept if isinstance(kept, tuple) else ()
+    blocks_per_stride = hashing.stride // hashing.block_size
+    rest = packed_block_hashes(
+        begun[-1] if begun else seed, packed, hashing.block_size, len(begun) * blocks_per_stride
+    )
+    hashes = begun + tuple(stride_hashes(rest, hashing.block_size, hashing.stride))
+    if known and (key in known.notes or len(known.notes) < _MAX_NOTES):
+        whole = hashes[: len(known.ids) // hashing.stride]
+        if len(whole) > len(begun):
+            known.notes[key] = whole
+    return hashes

@@ -55,9 +55,9 @@ def test_a_token_may_take_the_space_beside_it() -> None:
 
     assert tokens.split("a \n<l> b <r>\u3000\nc") == [
         Segment("a"),
-        Segment("<l>", 1),
+        Segment("<l>", 1, 6),
         Segment(" b "),
-        Segment("<r>", 2),
+        Segment("<r>", 2, 12),
         Segment("c"),
     ]
 
