@@ -35,6 +35,7 @@ from kvoy_contract.openai import (
 from kvoy_router.access import Client
 from kvoy_router.asgi_bridge import AsgiApp, run_asgi
 from kvoy_router.breaker import Breakers
+from kvoy_router.client_headers import check_headers
 from kvoy_router.dispatch import Dispatcher
 from kvoy_router.entrance import Entrance
 from kvoy_router.http_message import JSON_TYPE, Request
@@ -43,7 +44,7 @@ from kvoy_router.metrics import Metrics
 from kvoy_router.pairs import pairs
 from kvoy_router.pool import Pool
 from kvoy_router.prompts import INLINE_BODY_BYTES, Prompts
-from kvoy_router.proxy import Proxy, check_headers
+from kvoy_router.proxy import Proxy
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GENERATING = frozenset({CHAT_COMPLETIONS_PATH, COMPLETIONS_PATH})

@@ -296,6 +296,7 @@ def _proxy_options(config: RouterConfig, router_id: str) -> ProxyOptions:
         request_timeout_s=config.request_timeout_s,
         failover=FailoverLimits(config.max_retries, config.max_resumes),
         max_progress_bytes=config.max_resume_kib * 1024,
+        hedge=config.hedge_options,
     )
 
 

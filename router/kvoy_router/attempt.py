@@ -50,6 +50,11 @@ class Refusal:
     """Whether every engine would say the same."""
 
     @property
+    def outcome(self) -> str:
+        """The word for metrics and logs."""
+        return f"status_{self.status}"
+
+    @property
     def message(self) -> str | None:
         """That of an OpenAI error object; None for anything else."""
         try:
@@ -101,26 +106,31 @@ class Attempts:
         self._now_s = now_s
         self._on_first_byte = on_first_byte
 
-    async def make(self, attempt: Attempt) -> Refusal | None:
-        """None: the client has its whole answer. Raises UpstreamError."""
-        decision = attempt.decision
-        try:
-            headers, body = self._upstream_request(attempt)
-            exchange = await self._clients.request(
-                decision.endpoint.address,
-                b"POST",
-                attempt.job.path.encode(),
-                headers,
-                body,
-                is_stream=attempt.job.is_stream,
-            )
-            with exchange:
-                if exchange.status != 200:
-                    return await self._read_refusal(attempt, exchange)
-                await self._relay(attempt, exchange)
-                return None
-        finally:
-            decision.lease.release(self._now_s())
+    async def open(self, attempt: Attempt) -> Exchange | Refusal:
+        """Ask the engine until its answer begins, or all of its refusal is here. Nothing reaches
+        the client. Raises UpstreamError."""
+        headers, body = self._upstream_request(attempt)
+        exchange = await self._clients.request(
+            attempt.decision.endpoint.address,
+            b"POST",
+            attempt.job.path.encode(),
+            headers,
+            body,
+            is_stream=attempt.job.is_stream,
+        )
+        if exchange.status == 200:
+            return exchange
+        with exchange:
+            return await self._read_refusal(attempt, exchange)
+
+    async def finish(self, attempt: Attempt, exchange: Exchange) -> None:
+        """Pass the whole answer on. Raises UpstreamError."""
+        with exchange:
+            await self._relay(attempt, exchange)
+
+    def release(self, attempt: Attempt) -> None:
+        """It is over: nothing of it is reserved at its engine any more."""
+        attempt.decision.lease.release(self._now_s())
 
     def own_headers(self, record: RequestRecord) -> Headers:
         """What the router itself tells of an answer."""

@@ -12,6 +12,7 @@ from kvoy_contract.logs import FORMATS
 from kvoy_contract.names import DEFAULT_ROUTER_PORT, TELEMETRY_PORT_OFFSET
 from kvoy_contract.settings import setting
 from kvoy_router.flow_ticket import FlowLimits
+from kvoy_router.hedging import HedgeMode, HedgeOptions
 from kvoy_router.http_client import ClientLimits
 from kvoy_router.http_server import HttpLimits
 
@@ -125,6 +126,16 @@ class RouterConfig:
         256,
         help="memory for the token ids of all streams together, in MiB; beyond it further ones "
         "cannot be resumed",
+    )
+    hedge: str = setting(
+        "off",
+        help="ask a second engine too for a stream whose first byte is late, within the budget "
+        "of retries: `observed` after what was predicted and the 95th percentile of how much "
+        "later streams began, `fixed` after --hedge-after-s; see docs/failures.md",
+        choices=tuple(HedgeMode),
+    )
+    hedge_after_s: float = setting(
+        1.0, help="seconds until a stream is late, with --hedge fixed; at least, with observed"
     )
     hang_timeout_s: float = setting(
         3.0,
@@ -293,6 +304,10 @@ class RouterConfig:
     @property
     def flow_limits(self) -> FlowLimits:
         return FlowLimits(**{field.name: getattr(self, field.name) for field in fields(FlowLimits)})
+
+    @property
+    def hedge_options(self) -> HedgeOptions:
+        return HedgeOptions(HedgeMode(self.hedge), self.hedge_after_s)
 
     @property
     def objectives(self) -> dict[str, int]:

@@ -44,6 +44,11 @@ class Entrance:
         self._limits.keep_only(keyring.by_id)
         self._metrics.tenants.keep_only(keyring.tenants)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether some request waits for room."""
+        return self._gate.flow.num_waiting > 0
+
     def use_objectives(self, objectives: Mapping[str, int]) -> None:
         """From now on; see `Access`."""
         self._access.objectives = objectives

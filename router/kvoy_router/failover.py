@@ -89,10 +89,8 @@ class Failover:
         is when the attempt's answer began, None if it did not.
         """
         has_just_begun = first_byte_s is None or now_s - first_byte_s < self._limits.begin_s
-        if has_just_begun and isinstance(failure, _DEATHS):
-            self.num_kills += 1
-            if self.num_kills >= self._limits.max_kills:
-                return GaveUp.SUSPECT
+        if has_just_begun and self.count_death(failure):
+            return GaveUp.SUSPECT
         if first_byte_s is None:
             if self.num_retries >= self._limits.max_retries:
                 return GaveUp.TOO_MANY
@@ -106,3 +104,10 @@ class Failover:
             return GaveUp.BUDGET
         self.num_resumes += 1
         return None
+
+    def count_death(self, failure: object) -> bool:
+        """What an attempt failed of that had just begun. Whether that makes its request suspect."""
+        if not isinstance(failure, _DEATHS):
+            return False
+        self.num_kills += 1
+        return self.num_kills >= self._limits.max_kills

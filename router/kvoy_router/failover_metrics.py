@@ -27,12 +27,27 @@ class FailoverMetrics:
             registry=registry,
         )
         self._labels: set[tuple[str, str]] = set()
+        self._hedges = Counter(
+            "kvoy_router_hedges",
+            "Streams that were asked of a second engine because the first was late; first: that "
+            "one began the answer all the same, second: the other did",
+            ["model", "answered"],
+            registry=registry,
+        )
+        self._hedge_labels: set[tuple[str, str]] = set()
 
     def on_resume(self, model: str, outcome: str) -> None:
         self._labels.add((model, outcome))
         self._resumes.labels(model, outcome).inc()
 
+    def on_hedge(self, model: str, answered: str) -> None:
+        self._hedge_labels.add((model, answered))
+        self._hedges.labels(model, answered).inc()
+
     def forget_model(self, model: str) -> None:
+        for labels in [labels for labels in self._hedge_labels if labels[0] == model]:
+            self._hedge_labels.discard(labels)
+            self._hedges.remove(*labels)
         for labels in [labels for labels in self._labels if labels[0] == model]:
             self._labels.discard(labels)
             self._resumes.remove(*labels)

@@ -13,30 +13,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
-from kvoy_contract.errors import ApiError, BadRequest, DeadlineExceeded, UpstreamFailed
-from kvoy_contract.names import KVOY_HEADER_PREFIX, REQUEST_ID_HEADER
+from kvoy_contract.errors import ApiError, DeadlineExceeded, UpstreamFailed
 from kvoy_contract.sse import error_event
 from kvoy_contract.tracing import Span, Tracing
 from kvoy_router import request_spans
 from kvoy_router.access import Client
 from kvoy_router.attempt import Attempt, Attempts, Refusal
 from kvoy_router.breaker import Breakers
+from kvoy_router.client_headers import check_headers, request_id_of
+from kvoy_router.course import Course, error_of
 from kvoy_router.decision import Decision
 from kvoy_router.dispatch import Dispatcher, Job
-from kvoy_router.endpoint import Endpoint
 from kvoy_router.entrance import Entrance
 from kvoy_router.errors import ResumeRefused, UpstreamError
 from kvoy_router.failover import Failover, FailoverLimits, GaveUp
-from kvoy_router.flow_gate import Admission
-from kvoy_router.http_client import ClientPool
+from kvoy_router.hedging import HedgeOptions, Hedging
+from kvoy_router.http_client import ClientPool, Exchange
 from kvoy_router.http_message import Request, error_headers
 from kvoy_router.http_response import Response
 from kvoy_router.metrics import Metrics
+from kvoy_router.race import Opening, race
 from kvoy_router.record import RequestRecord
 from kvoy_router.resume_memory import ResumeMemory
 from kvoy_router.retry_budget import RetryBudget
@@ -44,10 +44,6 @@ from kvoy_router.stream_progress import StreamProgress
 from kvoy_router.time_limit import TimeLimit
 
 log = logging.getLogger(__name__)
-
-_INTERNAL_PREFIX = KVOY_HEADER_PREFIX.encode()
-_REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +54,7 @@ class ProxyOptions:
     failover: FailoverLimits = field(default_factory=FailoverLimits)
     max_progress_bytes: int = 512 * 1024
     """Of a stream's token ids, as text."""
-
-
-@dataclass(slots=True, eq=False)
-class _Course:
-    """A request's way from engine to engine."""
-
-    failover: Failover
-    progress: StreamProgress | None
-    tried: dict[Endpoint, bytes]
-    """By endpoint the epoch that has failed: after a restart it is another engine."""
-    admission: Admission | None = None
-
-    def excluded(self) -> frozenset[str]:
-        return frozenset(e.id for e, epoch in self.tried.items() if epoch == _epoch_of(e))
-
-
-def check_headers(request: Request) -> None:
-    """Refuse what only a router may say, and bodies that are not plain JSON. Raises BadRequest."""
-    for name, _ in request.headers:
-        if name.startswith(_INTERNAL_PREFIX):
-            raise BadRequest(f"The header {name.decode('latin-1')} is internal.")
-    media_type = request.media_type
-    if request.body and media_type not in ("application/json", ""):
-        raise BadRequest(f"The content type must be application/json, not {media_type}.")
-    coding = request.header(b"content-encoding")
-    if coding is not None and coding.strip().lower() != b"identity":
-        raise BadRequest("Content-Encoding is not supported.")
-
-
-def request_id_of(request: Request) -> str:
-    """The client's own x-request-id where it is printable and short, else a new one."""
-    value = request.header(_REQUEST_ID_NAME)
-    if value is not None and _REQUEST_ID.fullmatch(value):
-        return value.decode("ascii")
-    return f"req-{random.getrandbits(96):024x}"
+    hedge: HedgeOptions = field(default_factory=HedgeOptions)
 
 
 class Proxy:
@@ -118,6 +80,7 @@ class Proxy:
         self._options = options
         self._retry_budget, self._resume_budget = budgets
         self._memory = memory
+        self._hedging = Hedging(options.hedge)
         self._now_s = now_s
         self._attempts = Attempts(
             clients, options.router_id, options.response_headers, now_s, self._on_first_byte
@@ -127,6 +90,7 @@ class Proxy:
         """For requests that come from now on; of one under way only what is still ahead."""
         self._options = options
         self._attempts.shows_headers = options.response_headers
+        self._hedging.options = options.hedge
 
     async def serve(self, request: Request, response: Response) -> None:
         """Answer a request to a generating endpoint; every way ends in one log line."""
@@ -194,7 +158,7 @@ class Proxy:
     async def _run(
         self,
         job: Job,
-        course: _Course,
+        course: Course,
         request: Request,
         response: Response,
         record: RequestRecord,
@@ -219,15 +183,20 @@ class Proxy:
             )
             if record.span is not None:
                 attempt.span = self._span_of(attempt, course)
-            failure = await self._make(attempt)
+            delay_s = self._hedge_delay_s(attempt, course)
+            if delay_s is None:
+                failure = await self._make(attempt, self._attempts.open(attempt))
+            else:
+                attempt, opening = await self._race(attempt, delay_s, course)
+                failure = await self._make(attempt, opening)
             if failure is None:
                 return
-            stop = self._judge(attempt, failure, course)
+            stop = course.judge(attempt, failure, self._now_s())
             if stop is not None:
                 self._give_up(failure, stop, response, record)
                 return
 
-    def _begin_course(self, job: Job) -> _Course:
+    def _begin_course(self, job: Job) -> Course:
         options = self._options
         self._retry_budget.on_request()
         self._resume_budget.on_request()
@@ -239,9 +208,9 @@ class Proxy:
                 answer_id, int(time.time()), options.max_progress_bytes, self._memory
             )
         failover = Failover(options.failover, self._retry_budget, self._resume_budget)
-        return _Course(failover, progress, {})
+        return Course(failover, progress, {})
 
-    def _pick(self, job: Job, course: _Course) -> Decision:
+    def _pick(self, job: Job, course: Course) -> Decision:
         progress = course.progress
         if progress is None or progress.resume is None or progress.engine is None:
             return self._dispatcher.pick(job, course.excluded())
@@ -249,54 +218,90 @@ class Proxy:
             job, course.excluded(), progress.engine, progress.resume
         )
 
-    def _span_of(self, attempt: Attempt, course: _Course) -> Span | None:
+    def _span_of(self, attempt: Attempt, course: Course) -> Span | None:
         now_s, decision = self._now_s(), attempt.decision
         resume = None if course.progress is None else course.progress.resume
         resumed_tokens = None if resume is None else sum(map(len, resume.output_ids))
         request_spans.decided(attempt.record, decision, now_s)
         return request_spans.begin_attempt(attempt.record, decision, resumed_tokens, now_s)
 
-    async def _make(self, attempt: Attempt) -> Refusal | UpstreamError | None:
+    async def _make(
+        self, attempt: Attempt, opening: Awaitable[Exchange | Refusal]
+    ) -> Refusal | UpstreamError | None:
         """What became of it; None: the client has its answer."""
-        endpoint = attempt.decision.endpoint
         failure: Refusal | UpstreamError
         why: str | None = "cancelled"
         try:
-            refusal = await self._attempts.make(attempt)
-            why = None if refusal is None else f"status_{refusal.status}"
+            opened = await opening
+            if not isinstance(opened, Refusal):
+                await self._attempts.finish(attempt, opened)
+                why = None
+                return None
+            why = opened.outcome
+            if opened.concerns_request:
+                self._breakers.on_success(attempt.decision.endpoint)
+                self._pass_on(opened, attempt.response, attempt.record)
+                return None
+            failure = opened
         except UpstreamError as error:
             failure, why = error, error.outcome
-        else:
-            if refusal is None:
-                return None
-            if refusal.concerns_request:
-                self._breakers.on_success(endpoint)
-                self._pass_on(refusal, attempt.response, attempt.record)
-                return None
-            failure = refusal
         finally:
+            self._attempts.release(attempt)
             request_spans.end_attempt(attempt.span, attempt.first_byte_s, why, self._now_s())
-        assert why is not None
-        if why not in ("status_429", ResumeRefused.outcome):
-            self._breakers.on_failure(endpoint, self._now_s())
-        self._note_failure(why, attempt)
+        self._note_failure(failure.outcome, attempt)
         return failure
 
-    def _judge(
-        self, attempt: Attempt, failure: Refusal | UpstreamError, course: _Course
-    ) -> GaveUp | None:
-        """Whether, and how, the request goes on after a failed attempt. None: it does."""
-        error = failure if isinstance(failure, UpstreamError) else None
-        stop = None
-        if attempt.response.status:
-            stop = GaveUp.NO_TOKEN_IDS
-            if course.progress is not None:
-                stop = course.progress.prepare_resume(attempt.job.inference.num_choices)
-        elif course.progress is not None:
-            course.progress.restart()
-        if stop is None:
-            stop = course.failover.after(error, attempt.first_byte_s, self._now_s())
-        return stop
+    def _hedge_delay_s(self, attempt: Attempt, course: Course) -> float | None:
+        """After which a second engine is asked too. Only of a stream, whose first byte is that of
+        its first token; only at its beginning; and not while others wait for room."""
+        if not self._hedging.is_on or not attempt.job.is_stream:
+            return None
+        if len(course.tried) > 1 or self._entrance.has_waiting:
+            return None
+        return self._hedging.delay_s(attempt.decision)
+
+    async def _race(
+        self, first: Attempt, delay_s: float, course: Course
+    ) -> tuple[Attempt, Opening]:
+        """The attempt that goes on, and its opening, which is done."""
+        record = first.record
+        hedge: Attempt | None = None
+
+        def make_second() -> Attempt | None:
+            nonlocal hedge
+            decision = self._hedge_decision(first.job, course)
+            if decision is not None:
+                hedge = replace(first, decision=decision, span=None)
+                hedge.span = self._span_of(hedge, course) if record.span is not None else None
+            return hedge
+
+        def on_end(attempt: Attempt, failure: Refusal | UpstreamError | None) -> None:
+            now_s = self._now_s()
+            why = "slower" if failure is None else failure.outcome
+            request_spans.end_attempt(attempt.span, None, why, now_s)
+            if failure is None:
+                self._hedging.note(attempt.decision, now_s)
+            else:
+                self._note_failure(why, attempt)
+                course.failover.count_death(failure)
+
+        winner, opening = await race(self._attempts, first, delay_s, make_second, on_end)
+        if hedge is not None:
+            self._note_answering(winner.decision, record)
+            self._metrics.failover.on_hedge(record.model, "second" if winner is hedge else "first")
+        return winner, opening
+
+    def _hedge_decision(self, job: Job, course: Course) -> Decision | None:
+        try:
+            decision = self._pick(job, course)
+        except ApiError:
+            return None
+        if not self._retry_budget.take(self._now_s()):
+            decision.lease.release(self._now_s())
+            return None
+        course.note_tried(decision.endpoint)
+        self._metrics.on_decision(decision)
+        return decision
 
     def _give_up(
         self,
@@ -310,20 +315,12 @@ class Proxy:
         if isinstance(failure, Refusal):
             self._pass_on(failure, response, record)
             return
-        error = failure.to_api_error()
         if response.status:
             record.outcome = failure.outcome
             self._metrics.failover.on_resume(record.model, stop.value)
-            note = f"The stream could not be continued: {stop.explanation}."
-            error.message = f"{error.message.removesuffix('.')}. {note}"
-        elif stop is GaveUp.SUSPECT:
-            error = UpstreamFailed(
-                f"{error.message.removesuffix('.')}. It is not tried again: {stop.explanation}.",
-                code="suspect",
-            )
-        raise error from None
+        raise error_of(failure, stop, has_begun=bool(response.status)) from None
 
-    def _note(self, decision: Decision, course: _Course, record: RequestRecord) -> None:
+    def _note(self, decision: Decision, course: Course, record: RequestRecord) -> None:
         endpoint = decision.endpoint
         if course.tried:
             record.num_retries = course.failover.num_retries
@@ -339,16 +336,24 @@ class Proxy:
                     "output_tokens": sum(map(len, progress.resume.output_ids)),
                 },
             )
-        else:  # what was predicted and when it began are about the attempt that began the answer
-            record.decision = decision
-            record.policy = decision.policy
-            record.predicted_cached_tokens = decision.cached_tokens
-        record.engine = endpoint.name
-        course.tried[endpoint] = _epoch_of(endpoint)
+            record.engine = endpoint.name
+        else:
+            self._note_answering(decision, record)
+        course.note_tried(endpoint)
         self._metrics.on_decision(decision)
 
+    def _note_answering(self, decision: Decision, record: RequestRecord) -> None:
+        """What was predicted and when it began are about the attempt that begins the answer."""
+        record.decision = decision
+        record.policy = decision.policy
+        record.predicted_cached_tokens = decision.cached_tokens
+        record.engine = decision.endpoint.name
+
     def _note_failure(self, why: str, attempt: Attempt) -> None:
-        engine = attempt.decision.endpoint.name
+        endpoint = attempt.decision.endpoint
+        if why not in ("status_429", ResumeRefused.outcome):
+            self._breakers.on_failure(endpoint, self._now_s())
+        engine = endpoint.name
         self._metrics.on_engine_failure(attempt.record.model, engine, why)
         log.warning(
             "engine failed a request",
@@ -359,6 +364,8 @@ class Proxy:
         record = attempt.record
         if record.first_byte_s is None:
             record.first_byte_s = attempt.first_byte_s
+            if record.is_stream and attempt.first_byte_s is not None:
+                self._hedging.note(attempt.decision, attempt.first_byte_s)
         self._breakers.on_success(attempt.decision.endpoint)
         if attempt.response.status:
             self._metrics.failover.on_resume(record.model, "resumed")
@@ -385,7 +392,3 @@ class Proxy:
             response.keep_alive = False
             response.write(error_event(error))
             response.end()
-
-
-def _epoch_of(endpoint: Endpoint) -> bytes:
-    return endpoint.info.epoch if endpoint.info is not None else b""

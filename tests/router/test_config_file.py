@@ -62,6 +62,8 @@ LIVE: dict[str, tuple[Any, Callable[[Router], object], object]] = {
     "max_resumes": (7, lambda r: _options(r).failover.max_resumes, 7),
     "max_resume_kib": (7, lambda r: _options(r).max_progress_bytes, 7 * 1024),
     "max_resume_memory_mib": (7, lambda r: r.resume_memory.max_bytes, 7 * 1024 * 1024),
+    "hedge": ("fixed", lambda r: r.proxy._hedging.options.mode, "fixed"),
+    "hedge_after_s": (7.5, lambda r: r.proxy._hedging.options.after_s, 7.5),
     "hang_timeout_s": (7.5, lambda r: r._health._hangs.silence_s, 7.5),
     "retry_share": (0.75, lambda r: [b.share for b in r._budgets], [0.75, 0.75]),
     "retry_burst": (7, lambda r: [b.burst for b in r._budgets], [7, 7]),
