@@ -1,9 +1,11 @@
-"""What takes nodes and containers, beside the story: a model fetched once for all engines, and a
-canary that gets its share of an endpoint in the cluster."""
+"""What takes nodes and containers, beside the story: a model fetched once for all engines, a
+canary that gets its share of an endpoint in the cluster, and an endpoint with keys and TLS."""
 
 from __future__ import annotations
 
 import json
+import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +16,12 @@ import pytest
 
 from kvoy_cluster.build import build
 from kvoy_cluster.cluster import Cluster
+from kvoy_cluster.pki import Authority
 from kvoy_cluster.waiting import wait_for
 from kvoy_contract.names import ENGINE_HEADER
 from kvoy_e2e.platform import FULL_NODE, Platform
 from kvoy_engine.testing import write_tiny_model
+from kvoy_router.keys import new_key
 
 pytestmark = pytest.mark.slow
 
@@ -108,15 +112,30 @@ metadata: {name: canary}
 spec: {model: {uri: hf://org/canary, name: chat}, engine: {kind: sim}, router: {ref: shared}}
 """
 
+GUARDED = """
+apiVersion: kvoy.dev/v1alpha1
+kind: LLMService
+metadata: {name: guarded}
+spec:
+  model: {uri: hf://org/guarded}
+  engine: {kind: sim}
+  router:
+    replicas: 1
+    apiKeysSecretRef: {name: guarded-keys}
+    tlsSecretRef: {name: guarded-certificate}
+"""
+
 NUM = 200
 
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster, images: dict[str, Path]) -> Iterator[Platform]:
-    """Kvoy is installed."""
+    """Kvoy is installed. One service waits for its Secrets all along: it takes a while until that
+    is told."""
     platform = Platform(cluster, build(), _NAMESPACE)
     platform.kubectl("create", "namespace", _NAMESPACE)
     platform.install()
+    platform.apply(GUARDED)
     yield platform
     platform.kubectl("delete", "namespace", _NAMESPACE, "--wait=false")
     platform.uninstall()
@@ -269,3 +288,81 @@ def test_a_model_that_the_hub_lacks_is_named_in_the_condition(hub: Platform) -> 
     assert "org/absent" in told
     assert hub.condition("absent", "Ready")["status"] == "False"
     assert hub.condition("absent", "Progressing")["reason"] == "WaitingForModel"
+
+
+class _Guarded:
+    """The endpoint that asks for keys, from outside of the cluster."""
+
+    def __init__(self, nodes: Platform) -> None:
+        self._nodes = nodes
+        self._entries: list[dict[str, str]] = []
+        self._authority = Authority("team")
+        self._base = ""
+
+    def add_certificate(self) -> None:
+        pair = self._authority.sign("endpoint", hosts=["guarded.nodes.svc", "127.0.0.1"])
+        data = {"tls.crt": pair.certificate_pem.decode(), "tls.key": pair.key_pem.decode()}
+        self._add_secret("guarded-certificate", "kubernetes.io/tls", data)
+
+    def add_key(self) -> str:
+        key, key_id, digest = new_key()
+        self._entries.append({"id": key_id, "hash": digest, "tenant": "team"})
+        data = {"keys.yaml": json.dumps({"keys": self._entries})}
+        self._add_secret("guarded-keys", "Opaque", data)
+        return key
+
+    def _add_secret(self, name: str, kind: str, data: dict[str, str]) -> None:
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
+        self._nodes.apply(json.dumps({**body, "type": kind, "stringData": data}))
+
+    def routers(self) -> dict[str, str]:
+        """uids of its pods, by name."""
+        selector = "kvoy.dev/service=guarded,kvoy.dev/component=router"
+        pods = self._nodes.all_of("pods", selector)
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+
+    def ask(self, key: str = "", max_tokens: int = 2) -> int:
+        """The HTTP status."""
+        if not self._base:
+            port = self._nodes.cluster.forward_service(_NAMESPACE, "guarded", 443)
+            self._base = f"https://127.0.0.1:{port}"
+        body = {"model": "guarded", "prompt": "Hello", "max_tokens": max_tokens}
+        headers = {"Content-Type": "application/json"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(
+            f"{self._base}/v1/completions", json.dumps(body).encode(), headers
+        )
+        trusted = ssl.create_default_context(cadata=self._authority.pair.certificate_pem.decode())
+        try:
+            with urllib.request.urlopen(request, timeout=60, context=trusted) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+
+def test_an_endpoint_asks_for_keys_and_takes_new_ones_and_limits_without_a_new_pod(
+    nodes: Platform,
+) -> None:
+    told = _wait_for_reason(nodes, "guarded", "RouterReady", "MissingSecret")
+    assert 'secret "guarded-' in told
+    guarded = _Guarded(nodes)
+    guarded.add_certificate()
+    first = guarded.add_key()
+    # One that has waited for long looks only every two minutes.
+    nodes.kubectl("delete", "pod", "-n", _NAMESPACE, *guarded.routers(), "--wait=false")
+    nodes.wait_until_settled("guarded")
+    assert nodes.get("llm", "guarded")["status"]["url"] == "https://guarded.nodes.svc/v1"
+    routers = guarded.routers()
+
+    assert (guarded.ask(), guarded.ask(first)) == (401, 200)
+
+    second = guarded.add_key()
+    wait_for(lambda: guarded.ask(second) == 200, "the new key is taken", 180)
+    assert (guarded.ask(), guarded.ask(first)) == (401, 200)
+
+    limits = json.dumps({"spec": {"router": {"timeouts": {"request": "1s"}}}})
+    nodes.kubectl("patch", "-n", _NAMESPACE, "llm/guarded", "--type=merge", "-p", limits)
+    nodes.wait_until_settled("guarded")
+    wait_for(lambda: guarded.ask(first, 2000) == 504, "the new limit holds", 180)
+    assert guarded.routers() == routers
