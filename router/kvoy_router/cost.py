@@ -9,6 +9,8 @@ delays. A decision minimises the sum over all of them:
     harm      to others: this prefill delays everyone who is there, and this context makes each of
               their steps longer
     evict     what is lost when the new blocks displace others that will be wanted again
+    later     of a prompt that is new to the whole fleet: the uses to come meet all that has its
+              home on the same engine, more or less than on an average one
 
 `docs/routing.md` derives them.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvoy_router.homes import EXPECTED_USES
 from kvoy_router.occupancy import Occupancy
 
 DECODE_WEIGHT = 0.2
@@ -54,6 +57,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     decode_s: float
     harm_s: float
     evict_s: float
+    later_s: float = 0.0
 
 
 def estimate(
@@ -62,8 +66,11 @@ def estimate(
     occupancy: Occupancy,
     traffic: Traffic,
     mean_requests: float = 0.0,
+    home_share: float = 1.0,
 ) -> Cost:
     """`mean_requests` is the mean of `Occupancy.num_requests` over all but the busiest candidate.
+    `home_share` is what has its home on this engine, 1.0 on an average one, and for a prompt that
+    has a home already (see `homes`).
 
     An engine that is idle now does not stay so: who comes while it computes waits for half of that
     on average, and an average engine has `mean_requests` of them.
@@ -82,13 +89,20 @@ def estimate(
     harm_s = prefill_s * delayed + slowed_s
     new_tokens = PROMPT_STAY * uncached + output
     evict_s = _lost_tokens(new_tokens, o, traffic.reuse) / rate * (1.0 + delayed)
+    later_s = 0.0
+    if home_share != 1.0:
+        # Each of the sequences that share an engine delays this one, and is delayed by it.
+        per_sequence_s = DECODE_WEIGHT * (prefill_s + 2.0 * output * step_growth_s)
+        more_sequences = (home_share - 1.0) * mean_requests
+        later_s = EXPECTED_USES * traffic.reuse * more_sequences * per_sequence_s
     return Cost(
-        wait_s + prefill_s + decode_s + harm_s + evict_s,
+        wait_s + prefill_s + decode_s + harm_s + evict_s + later_s,
         wait_s,
         prefill_s,
         decode_s,
         harm_s,
         evict_s,
+        later_s,
     )
 
 

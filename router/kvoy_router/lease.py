@@ -28,6 +28,7 @@ class Lease:
         "context_tokens",
         "endpoint",
         "first_token_s",
+        "is_home",
         "is_open",
         "is_settled",
         "ledger",
@@ -61,6 +62,8 @@ class Lease:
         """Prompt tokens that its decodes will read."""
         self.started_s = now_s
         self.first_token_s: float | None = None
+        self.is_home = False
+        """Whether the prompt was new to the whole fleet: see `homes`."""
         self.assumed_keys = assumed_keys
         """Index keys that this lease alone claims for its endpoint."""
         self.slot = endpoint.slot

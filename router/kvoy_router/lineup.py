@@ -131,7 +131,7 @@ class Lineups:
         endpoints = self._eligible(model, request, now_s, exclude, rejected)
         groups = self._index.match_groups(keys, self._assumed.sets)
         depths = {slot: depth for depth, bits in groups for slot in slots_of(bits)}
-        views = self._views(endpoints, depths, request, now_s, None)
+        views = self._views(model, endpoints, depths, request, now_s, None)
         return Lineup(views, groups, model.traffic(request), rejected)
 
     def _few(
@@ -155,7 +155,7 @@ class Lineups:
         )
         lineup = Lineup((), groups, traffic, ())
         depths = {endpoint.slot: lineup.depth_at(endpoint.slot) for endpoint in endpoints}
-        views = self._views(endpoints, depths, request, now_s, standings)
+        views = self._views(model, endpoints, depths, request, now_s, standings)
         return Lineup(views, groups, traffic, ())
 
     def _standings(self, model: Model, models: Mapping[str, Model], now_s: float) -> Standings:
@@ -209,6 +209,7 @@ class Lineups:
 
     def _views(
         self,
+        model: Model,
         endpoints: Sequence[Endpoint],
         depths: Mapping[int, int],
         request: InferenceRequest,
@@ -218,8 +219,14 @@ class Lineups:
         known = [endpoint.is_known(now_s, self._stale_after_s) for endpoint in endpoints]
         average = standings.average(now_s) if standings and not all(known) else None
         stride, prompt_tokens = request.stride, request.num_prompt_tokens
+        share = model.homes.share
         return [
-            View(endpoint, min(depths.get(endpoint.slot, 0) * stride, prompt_tokens), occupancy)
+            View(
+                endpoint,
+                min(depths.get(endpoint.slot, 0) * stride, prompt_tokens),
+                occupancy,
+                share(endpoint.id),
+            )
             for endpoint, occupancy in zip(
                 endpoints, occupancies(endpoints, known, average), strict=True
             )

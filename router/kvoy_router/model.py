@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from kvoy_router.cost import Traffic
 from kvoy_router.endpoint import Endpoint, EngineInfo
+from kvoy_router.homes import Homes
 from kvoy_router.lease import Lease
 from kvoy_router.request import InferenceRequest
 
@@ -23,6 +24,7 @@ class Model:
     __slots__ = (
         "_usual",
         "endpoints",
+        "homes",
         "is_declared",
         "name",
         "output_tokens",
@@ -44,6 +46,7 @@ class Model:
         """Moving mean of the share of a prompt that some endpoint held already."""
         self.prompt_tokens = FIRST_PROMPT_TOKENS
         """Moving mean of a prompt's length."""
+        self.homes = Homes()
         self.turn = 0
         """Where round-robin would go next: see `next_in_turn`."""
         self._usual: dict[str | None, EngineInfo | None] = {}
@@ -55,6 +58,7 @@ class Model:
 
     def join(self, endpoint: Endpoint) -> None:
         self.endpoints.append(endpoint)
+        self.homes.know(endpoint.id)
         self._usual.clear()
 
     def leave(self, endpoint: Endpoint) -> bool:
@@ -62,6 +66,7 @@ class Model:
         if endpoint not in self.endpoints:
             return False
         self.endpoints.remove(endpoint)
+        self.homes.forget(endpoint.id)
         self._usual.clear()
         return True
 

@@ -35,6 +35,13 @@ class View(msgspec.Struct, frozen=True, gc=False):
     endpoint: Endpoint
     cached_tokens: int
     occupancy: Occupancy
+    home_share: float = 1.0
+    """Of all that has its home somewhere, how much it has here; 1.0: as an average engine."""
+
+
+def is_new_to_all(prompt_tokens: int, views: Sequence[View]) -> bool:
+    """Whether most of a prompt is held by nobody, so that its engine becomes its home."""
+    return 2 * max(view.cached_tokens for view in views) < prompt_tokens
 
 
 class Policy(Protocol):
@@ -70,15 +77,23 @@ class KvAware:
         mean_requests = traffic.mean_requests
         if mean_requests is None:
             mean_requests = _mean_but_greatest([view.occupancy.num_requests for view in views])
+        is_new = is_new_to_all(prompt_tokens, views)
         costs = [
-            estimate(prompt_tokens, view.cached_tokens, view.occupancy, traffic, mean_requests)
+            estimate(
+                prompt_tokens,
+                view.cached_tokens,
+                view.occupancy,
+                traffic,
+                mean_requests,
+                view.home_share if is_new else 1.0,
+            )
             for view in views
         ]
         totals = [cost.total_s for cost in costs]
         lowest = min(totals)
         best = totals.index(lowest)
         # A longer held prefix is a difference that counts however small it is; noise is not.
-        limit = lowest * (1.0 + TIE_SHARE) + TIE_S
+        limit = lowest + TIE_SHARE * abs(lowest) + TIE_S
         cached = views[best].cached_tokens
         tied = [
             i

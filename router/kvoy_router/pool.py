@@ -20,7 +20,7 @@ from kvoy_router.endpoint import Endpoint, EngineInfo, Knowledge, LoadView, Orig
 from kvoy_router.lease import Lease, Ledger
 from kvoy_router.lineup import RETRY_AFTER_S, Lineups
 from kvoy_router.model import Model
-from kvoy_router.policies import KvAware, Policy, View
+from kvoy_router.policies import KvAware, Policy, View, is_new_to_all
 from kvoy_router.prefix_index import Hashes, PrefixIndex, keys_of
 from kvoy_router.request import InferenceRequest
 from kvoy_router.split import Service
@@ -160,10 +160,11 @@ class Pool:
         if endpoint is None:
             return
         before = endpoint.info
-        if before is not None and before.epoch != info.epoch:
+        is_new = before is None or before.epoch != info.epoch
+        if before is not None and is_new:
             self._forget_blocks(endpoint)
             endpoint.restart()
-        if before is None or before.model_names != info.model_names:
+        if is_new or before is None or before.model_names != info.model_names:
             self._leave_models(endpoint)
             endpoint.info = info
             self._join_models(endpoint)
@@ -249,6 +250,8 @@ class Pool:
         self.index.touch(keys[:depth])
         in_turn = lineup.depth_at(model.next_in_turn().slot) * request.stride
         lease = self._lease(view, request, keys[depth:], now_s)
+        lease.is_home = is_new_to_all(request.num_prompt_tokens, views)
+        model.homes.count(view.endpoint.id, is_new=lease.is_home)
         return Decision(
             request_id=request.request_id,
             model=request.model,
@@ -315,6 +318,8 @@ class Pool:
         model = self._models.get(lease.model)
         if computed and model is not None:
             model.learn_output(lease, now_s, output_tokens)
+        elif lease.is_home and model is not None:
+            model.homes.take_back(lease.endpoint.id)
 
     def _forget_blocks(self, endpoint: Endpoint) -> None:
         self.assumed.drop_all(endpoint.slot)

@@ -64,6 +64,8 @@ def costs(pool: Pool, request: InferenceRequest) -> dict[str, float]:
     counts = sorted(o.num_requests for o in known.values() if o)
     mean_requests = sum(counts[:-1]) / (len(counts) - 1)
     traffic = pool.traffic(request)
+    is_new = 2 * STRIDE * max(depths.values(), default=0) < request.num_prompt_tokens
+    share = pool._model_named(request.model).homes.share
     return {
         endpoint.id: estimate(
             request.num_prompt_tokens,
@@ -71,6 +73,7 @@ def costs(pool: Pool, request: InferenceRequest) -> dict[str, float]:
             occupancy,
             traffic,
             mean_requests,
+            share(endpoint.id) if is_new else 1.0,
         ).total_s
         for endpoint, occupancy in known.items()
         if occupancy is not None
