@@ -20,6 +20,11 @@ KNEE = "knee"
 RECOVERY = "recovery_s"
 """Seconds after the end of an event until throughput stays within 5 % of an undisturbed run's."""
 
+GREEDY = "greedy"
+"""The tenant that asks too much, where a scenario has one."""
+OTHERS_TTFT_P90 = "others_ttft_p90_s"
+"""Of the requests of all tenants but that one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:

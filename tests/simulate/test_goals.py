@@ -11,7 +11,7 @@ from kvoy_simulate.baselines import EVERY_POLICY
 from kvoy_simulate.goals import Case, Goal, cases_of, judge, recovery_s, rows
 from kvoy_simulate.goals_table import all_goals
 from kvoy_simulate.measures import NAMES
-from kvoy_simulate.scenario_file import shipped_scenarios
+from kvoy_simulate.scenario_file import Mix, find_scenario, shipped_scenarios
 
 OURS, A, B = Case("s"), Case("s", "a"), Case("s", "b")
 
@@ -54,7 +54,7 @@ def test_a_case_is_run_once_for_all_goals_that_need_it() -> None:
 
 
 def test_the_table_names_scenarios_policies_and_figures_that_exist() -> None:
-    figures = {*NAMES, "knee", "recovery_s"}
+    figures = {*NAMES, "knee", "recovery_s", "others_ttft_p90_s"}
 
     for goal in all_goals():
         assert goal.figure in figures
@@ -64,8 +64,9 @@ def test_the_table_names_scenarios_policies_and_figures_that_exist() -> None:
             assert (goal.figure == "knee") == case.finds_knee
             assert goal.figure != "recovery_s" or case.finds_recovery
         assert goal.ours.policy == "kv-aware"
-        assert all(replace(c, policy="kv-aware", routers=None) ==
-                   replace(goal.ours, routers=None) for c in goal.against)  # fmt: skip
+        if goal.row != "greedy tenant":
+            assert all(replace(c, policy="kv-aware", routers=None) ==
+                       replace(goal.ours, routers=None) for c in goal.against)  # fmt: skip
 
 
 def test_recovery_is_counted_from_the_events_end_to_the_last_short_window() -> None:
@@ -79,3 +80,25 @@ def test_recovery_is_counted_from_the_events_end_to_the_last_short_window() -> N
     assert recovery_s(disturbed(range(20, 30), range(40, 41)), undisturbed, 30.0) == 11.0
     assert recovery_s([96.0] * 60, undisturbed, 30.0) == 0.0
     assert recovery_s(disturbed(range(20, 60)), undisturbed, 30.0) == math.inf
+
+
+def test_ours_has_to_be_far_below_the_others_only_where_a_good_policy_does_not_queue() -> None:
+    bounds = {
+        (goal.ours.rate, goal.bound)
+        for goal in all_goals()
+        if goal.row == "shared-prefix, least-load" and goal.figure == "ttft_p90_s"
+    }
+
+    assert bounds == {(8.0, 1.05), (13.0, 1.05), (15.0, 0.5), (20.0, 0.5), (60.0, 1.05)}
+
+
+def test_the_greedy_tenant_is_the_only_difference_between_the_two_scenarios_of_its_row() -> None:
+    greedy, fair = (find_scenario(name) for name in ("greedy-tenant", "fair-tenants"))
+    assert isinstance(greedy.workload, Mix)
+    assert isinstance(fair.workload, Mix)
+    asks = greedy.workload.parts["greedy"], fair.workload.parts["greedy"]
+
+    assert [part.arrivals.rate for part in asks] == [50.0, 5.0]  # type: ignore[union-attr]
+    others = [{k: v for k, v in s.workload.parts.items() if k != "greedy"} for s in (greedy, fair)]  # type: ignore[union-attr]
+    assert others[0] == others[1]
+    assert replace(greedy, workload=fair.workload, summary=fair.summary) == fair
