@@ -67,6 +67,7 @@ class Entrance:
         record.client = client
         if client.key is not None:
             self._limits.take_request(client.key, self._now_s())
+            record.is_charged = True
         return client
 
     def admit(self, job: Job, record: RequestRecord) -> Admission:
@@ -105,6 +106,8 @@ class Entrance:
         key = record.client.key
         if key is None:
             return
+        if record.is_charged and not record.engine and record.status in _NOT_SERVED:
+            self._limits.give_back_request(key, self._now_s())
         prompt_tokens = record.prompt_tokens if record.first_byte_s is not None else 0
         output_tokens = record.output_tokens
         if output_tokens is None:
@@ -129,5 +132,7 @@ class Entrance:
             return FIRST_OUTPUT_TOKENS  # its last engine has just gone
 
 
+_NOT_SERVED = frozenset({429, 503, 504})
+"""Turned away before any engine was asked: no engine, no room, or no turn in time."""
 _NO_WAIT_S = 0.0005
 """Less than that is this router's own time, and no waiting."""

@@ -31,6 +31,12 @@ class KeyLimits:
         if requests is not None:
             requests.take(1.0, now_s)
 
+    def give_back_request(self, key: Key, now_s: float) -> None:
+        """What `take_request` took: the request has not been served, for no fault of its own."""
+        bucket = self._bucket(self._requests, key, key.requests_per_minute, now_s)
+        if bucket is not None:
+            bucket.take(-1.0, now_s)
+
     def take_tokens(self, key: Key, tokens: float, now_s: float) -> None:
         """Count what a request has used; later ones wait for it where it was more than is left."""
         bucket = self._bucket(self._tokens, key, key.tokens_per_minute, now_s)

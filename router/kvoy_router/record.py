@@ -17,6 +17,8 @@ class RequestRecord:
     model: str = ""
     """Empty until the model is known to exist: a client's free text becomes no label."""
     client: Client = ANYBODY
+    is_charged: bool = False
+    """Whether it was counted against its key's limits."""
     is_stream: bool = False
     engine: str = ""
     policy: str = ""

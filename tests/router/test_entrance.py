@@ -20,7 +20,7 @@ from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
 from kvoy_router.errors import BadFile
 from kvoy_router.keys import cache_salt
-from kvoy_router.testing import eventually, in_flight, running_router
+from kvoy_router.testing import eventually, in_flight, is_routable, running_router
 
 StartEngine = Callable[..., Awaitable[FakeEngine]]
 
@@ -413,6 +413,25 @@ async def test_with_keys_a_gateways_headers_say_nothing_and_reach_no_engine(
     assert used == 1
     (request,) = engine.requests
     assert not [n for n in request.headers if n.startswith(("x-llm-d-", "x-gateway-"))]
+
+
+async def test_a_request_that_no_engine_could_serve_is_not_counted_against_its_key(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys.yaml", entry("a", "team-a", requests_per_minute=1))
+    engine = await start_engine()
+
+    async with running_router([engine], keys_file=keys, admin_port=0) as router:
+        engine.report_load(ready=False)
+        await eventually(lambda: not is_routable(router.pool, engine.address))
+        away = [await ask(router, "a") for _ in range(3)]
+        engine.report_load(ready=True)
+        await eventually(lambda: is_routable(router.pool, engine.address))
+        served, beyond = await ask(router, "a"), await ask(router, "a")
+
+    assert [error_of(answer)[0] for answer in away] == [503] * 3
+    assert served.status_code == 200
+    assert error_of(beyond) == (429, "rate_limit_error", "rate_limit_exceeded")
 
 
 async def test_a_retry_takes_no_second_turn(start_engine: StartEngine) -> None:
