@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from kvoy_contract.settings import Settings
 from kvoy_contract.testing import FakeEngine, Script
+from kvoy_contract.testing_ports import free_port
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
 from kvoy_router.config_file import FIXED, ConfigFile
@@ -264,3 +266,49 @@ async def test_who_waits_keeps_its_place_beyond_a_smaller_bound(
 
     assert refused.status_code == 429
     assert [answer.status_code for answer in answers] == [200] * 5
+
+
+@pytest.mark.slow
+async def test_a_router_process_follows_its_file_and_does_not_start_with_a_bad_one(
+    tmp_path: Path,
+) -> None:
+    file, port = tmp_path / "router.yaml", free_port()
+    argv = (sys.executable, "-m", "kvoy_router", "--engine", "127.0.0.1:9", "--port", str(port))
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("KVOY_")}
+
+    async def start(text: str) -> asyncio.subprocess.Process:
+        file.write_text(text)
+        return await asyncio.create_subprocess_exec(
+            *(*argv, "--config", str(file)), env=environ, stderr=asyncio.subprocess.PIPE
+        )
+
+    bad = await start("max-retrys: 1")
+    _, errors = await bad.communicate()
+    assert bad.returncode == 2
+    (line,) = errors.decode().splitlines()
+    assert "max-retrys: unknown key; max-retries is one" in line
+
+    router = await start("log-level: info")
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+
+            async def until_it_counts(series: str) -> None:
+                async with asyncio.timeout(60):
+                    while True:
+                        with contextlib.suppress(httpx.TransportError):
+                            if series in (await client.get("/metrics")).text:
+                                return
+                        await asyncio.sleep(0.05)
+
+            await until_it_counts('config_reloads_total{outcome="applied"} 0.0')
+            await client.post("/v1/completions", json={"model": "first", "prompt": "x"})
+            file.write_text("log-level: warning\nmax-connections: 100")
+            await until_it_counts('config_reloads_total{outcome="applied"} 1.0')
+            await client.post("/v1/completions", json={"model": "second", "prompt": "x"})
+    finally:
+        router.terminate()
+        _, errors = await router.communicate()
+
+    assert router.returncode == 0
+    lines = [line.split(" ", 3)[3] for line in errors.decode().splitlines()]
+    assert sum(line.startswith("request ") for line in lines) == 1, "the second one is not logged"
