@@ -32,8 +32,8 @@ _WARM_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class CostSizes:
-    num_streams: int = 16
-    chunks_per_stream: int = 500
+    num_streams: int = 32
+    chunks_per_stream: int = 1000
     gap_s: float = 0.004
     """Between two events of a stream: long enough that each is read by itself."""
     concurrencies: tuple[int, ...] = (1, 32, 256)

@@ -21,6 +21,8 @@ CHUNK_BOUND = 1.15
 TURN_LATENCY_BOUNDS = {32: 2.0, 8_000: 4.0, 100_000: 12.0}
 """Time added to a next turn, in those of Envoy, by tokens of history."""
 TURN_CPU_BOUNDS = {32: 3.6, 8_000: 11.0, 100_000: 19.0}
+_ONE_BY_ONE = 1.5
+"""Events per read, up to which a stream counts as passed on event by event."""
 _COMPARED_AT = 32
 """Concurrency."""
 
@@ -55,7 +57,13 @@ def placement_goals(placements: Mapping[str, Mapping[str, Placement]]) -> list[G
 def _chunk_goals(costs: Mapping[str, RouteCosts]) -> list[Goal]:
     cpu = {name: [cost.cpu_us for cost in runs.streams] for name, runs in costs.items()}
     against_relay = paired_ratios(cpu[KVOY], cpu[RELAY])
-    peers = {n: -median(v) for n, v in cpu.items() if n not in (DIRECT, RELAY)}
+    # Whoever gathers events before it passes them on saves what is measured here.
+    one_by_one = {
+        name
+        for name, runs in costs.items()
+        if median(cost.events_per_read for cost in runs.streams) <= _ONE_BY_ONE
+    }
+    peers = {n: -median(v) for n, v in cpu.items() if n in one_by_one - {DIRECT, RELAY}}
     rival, negated = best_of(peers, KVOY)
     return [
         Goal(

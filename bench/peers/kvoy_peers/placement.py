@@ -49,13 +49,13 @@ class PlacementSizes:
     warmed_groups: Groups = field(default_factory=lambda: Groups(24))
     users: ChatUsers = field(default_factory=lambda: ChatUsers(24))
     output_tokens: int = 24
-    rate: float = 16.0
+    rate: float = 12.0
     unique_chars: int = 256
-    unique_rate: float = 20.0
+    unique_rate: float = 16.0
     hot_prefix_chars: int = 1200
-    hot_rate: float = 30.0
-    seconds: float = 10.0
-    drain_s: float = 10.0
+    hot_rate: float = 24.0
+    seconds: float = 8.0
+    drain_s: float = 5.0
     step_s: float = 0.014
     prefill_tokens_per_s: float = 2000.0
 
