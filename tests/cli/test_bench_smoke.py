@@ -160,3 +160,18 @@ def test_the_index_benchmark_runs_from_end_to_end(
     assert len(report["goals"]) == 5
     assert all(goal["figure"] is not None for goal in report["goals"])
     assert report["figures"]["hash_events_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_the_tokenise_benchmark_runs_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["tokenise", "--smoke", "--repeats", "1", "--json", "--logs", str(tmp_path)]
+
+    assert main(argv) == 0
+
+    (report,) = msgspec.json.decode(capsys.readouterr().out)["benches"]
+    pieces, cold, delay = report["goals"]
+    assert pieces["figure"] == 2
+    assert cold["figure"] > 0
+    assert delay["figure"] > 0

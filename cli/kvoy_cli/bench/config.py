@@ -15,6 +15,7 @@ NAMES = (
     "memory",
     "equality",
     "index",
+    "tokenise",
     "calibrate",
 )
 RUN_WORKLOADS = ("short", "no-reuse", "shared-prefix", "conversation")
