@@ -208,9 +208,9 @@ async def test_a_mounted_file_is_followed_through_its_links(tmp_path: Path) -> N
 
 
 async def test_reloads_drop_no_request(start_engine: StartEngine, tmp_path: Path) -> None:
-    engines = [await start_engine() for _ in range(2)]
+    engines, gate = [await start_engine() for _ in range(2)], asyncio.Event()
     for engine in engines:
-        engine.script = Script(pieces=("x",) * 10, gap_s=0.01)
+        engine.script = Script(gate=gate, pieces=("x",) * 10, gap_s=0.01)
     file = tmp_path / "router.yaml"
     file.write_text("{}")
     texts = (
@@ -231,6 +231,7 @@ async def test_reloads_drop_no_request(start_engine: StartEngine, tmp_path: Path
             for text in texts:
                 file.write_text(text)
                 config_file.check()
+            gate.set()
             answers = await asyncio.gather(*asking)
 
         assert [answer.status_code for answer in answers] == [200] * 40
