@@ -77,7 +77,7 @@ class Proxy:
         self._dispatcher = dispatcher
         self._breakers = breakers
         self._metrics = metrics
-        self._options = options
+        self.options = options
         self._retry_budget, self._resume_budget = budgets
         self._memory = memory
         self._hedging = Hedging(options.hedge)
@@ -88,7 +88,7 @@ class Proxy:
 
     def use_options(self, options: ProxyOptions) -> None:
         """For requests that come from now on; of one under way only what is still ahead."""
-        self._options = options
+        self.options = options
         self._attempts.shows_headers = options.response_headers
         self._hedging.options = options.hedge
 
@@ -98,7 +98,7 @@ class Proxy:
         if self._tracing is not None:
             record.span = request_spans.begin(self._tracing, request, record)
         self._metrics.in_flight += 1
-        limit_s = self._options.request_timeout_s
+        limit_s = self.options.request_timeout_s
         try:
             with TimeLimit(limit_s):
                 check_headers(request)
@@ -197,7 +197,7 @@ class Proxy:
                 return
 
     def _begin_course(self, job: Job) -> Course:
-        options = self._options
+        options = self.options
         self._retry_budget.on_request()
         self._resume_budget.on_request()
         progress = None

@@ -54,7 +54,7 @@ def reloads(router: Router) -> tuple[float | None, ...]:
 
 
 def _options(router: Router) -> Any:
-    return router.proxy._options
+    return router.proxy.options
 
 
 LIVE: dict[str, tuple[Any, Callable[[Router], object], object]] = {
