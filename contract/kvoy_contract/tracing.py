@@ -99,7 +99,8 @@ class Tracing:
                 text = value.decode("latin-1")
                 # Two parents are none; the state may come in parts.
                 carrier[key.decode()] = text if known is None else f"{known},{text}"
-        return self._start(name, self._propagator.extract(carrier), "server", start_s)
+        offset_ns = self._unix_offset_ns()
+        return self._start(name, self._propagator.extract(carrier), "server", start_s, offset_ns)
 
     def close(self) -> None:
         """Export what is left, within seconds. Blocks."""
@@ -107,19 +108,29 @@ class Tracing:
         closing.start()
         closing.join(_CLOSE_S)  # a collector that does not answer holds up nobody's end
 
-    def child(self, parent: otel.Span, name: str, kind: Kind, start_s: float) -> Span:
+    def child(
+        self, parent: otel.Span, name: str, kind: Kind, start_s: float, offset_ns: int
+    ) -> Span:
         from opentelemetry import trace as otel
 
-        return self._start(name, otel.set_span_in_context(parent), kind, start_s)
+        return self._start(name, otel.set_span_in_context(parent), kind, start_s, offset_ns)
 
-    def _start(self, name: str, context: Context, kind: Kind, start_s: float) -> Span:
+    def _start(
+        self, name: str, context: Context, kind: Kind, start_s: float, offset_ns: int
+    ) -> Span:
         span = self._tracer.start_span(
-            name, context, kind=self._kinds[kind], start_time=self.unix_ns(start_s)
+            name, context, kind=self._kinds[kind], start_time=unix_ns(start_s, offset_ns)
         )
-        return Span(self, span)
+        return Span(self, span, offset_ns)
 
-    def unix_ns(self, at_s: float) -> int:
-        return time.time_ns() - round((self._clock() - at_s) * 1e9)
+    def _unix_offset_ns(self) -> int:
+        """Unix time less the component's clock. A process may be put aside between two looks at
+        clocks, so of some pairs the closest one counts."""
+        looks = []
+        for _ in range(3):
+            before_s, now_ns, after_s = self._clock(), time.time_ns(), self._clock()
+            looks.append((after_s - before_s, now_ns - round((before_s + after_s) * 0.5e9)))
+        return min(looks)[1]
 
     def context_headers(self, span: otel.Span) -> list[tuple[bytes, bytes]]:
         from opentelemetry import trace as otel
@@ -133,17 +144,19 @@ class Span:
     """One span. Of a request that is not recorded every span is this same one, which remembers
     nothing and still tells the next component so. Times are on the component's clock."""
 
-    __slots__ = ("_span", "_tracing", "is_recording")
+    __slots__ = ("_offset_ns", "_span", "_tracing", "is_recording")
 
-    def __init__(self, tracing: Tracing, span: otel.Span) -> None:
+    def __init__(self, tracing: Tracing, span: otel.Span, offset_ns: int) -> None:
         self._tracing = tracing
         self._span = span
+        self._offset_ns = offset_ns
+        """Of a whole request the same, so that its spans fit together."""
         self.is_recording = span.is_recording()
 
     def child(self, name: str, start_s: float, kind: Kind = "internal") -> Span:
         if not self.is_recording:
             return self
-        return self._tracing.child(self._span, name, kind, start_s)
+        return self._tracing.child(self._span, name, kind, start_s, self._offset_ns)
 
     def add(
         self,
@@ -166,7 +179,7 @@ class Span:
     def event(self, name: str, at_s: float) -> None:
         """A moment in it."""
         if self.is_recording:
-            self._span.add_event(name, timestamp=self._tracing.unix_ns(at_s))
+            self._span.add_event(name, timestamp=unix_ns(at_s, self._offset_ns))
 
     def fail(self, error_type: str) -> None:
         """It ends in an error of this kind; a message might quote what nobody should see."""
@@ -178,11 +191,15 @@ class Span:
 
     def end(self, end_s: float) -> None:
         if self.is_recording:
-            self._span.end(self._tracing.unix_ns(end_s))
+            self._span.end(unix_ns(end_s, self._offset_ns))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """`traceparent` and `tracestate` for whoever is asked next."""
         return self._tracing.context_headers(self._span)
+
+
+def unix_ns(at_s: float, offset_ns: int) -> int:
+    return round(at_s * 1e9) + offset_ns
 
 
 def gen_ai(operation: str, model: str, *, is_stream: bool) -> dict[str, str | bool | None]:
