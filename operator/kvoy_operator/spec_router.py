@@ -167,7 +167,17 @@ class Failover(SpecModel):
         None,
         "Until such an engine is tried again; doubled each time, up to 30 s. Default: 1s.",
     )
+    hedge: Literal["None", "Observed", "Fixed"] | None = implied(
+        None,
+        "Whether a second engine is asked too for a stream that begins late, within the budget of "
+        "retries. Observed: later than predicted by more than nearly all others were. Fixed: after "
+        "hedgeAfter. Default: None.",
+    )
+    hedge_after: Time | None = implied(
+        None, "When a stream is late with Fixed; with Observed, at the earliest. Default: 1s."
+    )
     rules: ClassVar[tuple[Rule, ...]] = (
+        duration_within("hedgeAfter", "hedge_after", "10ms", "10m"),
         duration_within("hangTimeout", "hang_timeout", "2s", "10m"),
         duration_within("breakerPause", "breaker_pause", "10ms", "30s"),
     )

@@ -246,6 +246,7 @@ REFUSED = [
             ("flowControl", "agedShare", 0.001),
             ("failover", "hangTimeout", "1s"),
             ("failover", "breakerPause", "31s"),
+            ("failover", "hedgeAfter", "1ms"),
             ("timeouts", "request", "999ms"),
             ("timeouts", "connect", "6m"),
             ("timeouts", "firstByte", "0ms"),

@@ -144,6 +144,8 @@ router:
     retryBurst: 0
     breakerFailures: 5
     breakerPause: 2s
+    hedge: Fixed
+    hedgeAfter: 500ms
   timeouts:
     request: 20m
     connect: 500ms
@@ -190,6 +192,8 @@ failover:
   retryBurst: 0
   breakerFailures: 5
   breakerPause: 2s
+  hedge: Observed
+  hedgeAfter: 2s
 timeouts:
   request: 20m
   connect: 500ms

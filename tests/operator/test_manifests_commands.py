@@ -139,6 +139,8 @@ def test_a_router_reads_every_limit_of_its_spec(tmp_path: Path) -> None:
             "retryBurst": 0,
             "breakerFailures": 5,
             "breakerPause": "2s",
+            "hedge": "Observed",
+            "hedgeAfter": "1500ms",
         },
         "timeouts": {
             "request": "20m",
@@ -176,6 +178,7 @@ def test_a_router_reads_every_limit_of_its_spec(tmp_path: Path) -> None:
     assert (config.max_retries, config.max_resumes, config.hang_timeout_s) == (1, 0, 10.0)
     assert (config.retry_share, config.retry_burst) == (1.0, 0)
     assert (config.breaker_failures, config.breaker_pause_s) == (5, 2.0)
+    assert (config.hedge, config.hedge_after_s) == ("observed", 1.5)
     assert config.request_timeout_s == 1200.0
     assert config.client_limits.connect_s == 0.5
     assert config.client_limits.first_byte_s == 600.0
@@ -185,6 +188,14 @@ def test_a_router_reads_every_limit_of_its_spec(tmp_path: Path) -> None:
     assert config.keys_file == "/etc/kvoy/api-keys/keys.yaml"
     assert config.tls_certificate == "/etc/kvoy/tls/tls.crt"
     assert config.tls_key == "/etc/kvoy/tls/tls.key"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mode"), [("None", "off"), ("Observed", "observed"), ("Fixed", "fixed")]
+)
+def test_a_router_hedges_as_its_spec_says(tmp_path: Path, wanted: str, mode: str) -> None:
+    assert _read_router({"failover": {"hedge": wanted}}, tmp_path).hedge == mode
+    assert _read_router({}, tmp_path).hedge == "off"
 
 
 def test_the_operators_defaults_hold_where_a_spec_says_nothing(tmp_path: Path) -> None:
@@ -224,6 +235,7 @@ def test_the_limits_that_the_reference_states_are_the_routers_own() -> None:
             "retryBurst": own.retry_burst,
             "breakerFailures": own.breaker_failures,
             "breakerPause": own.breaker_pause_s,
+            "hedgeAfter": own.hedge_after_s,
         },
         Timeouts: {
             "request": own.request_timeout_s,
@@ -235,7 +247,7 @@ def test_the_limits_that_the_reference_states_are_the_routers_own() -> None:
     }
     for model, defaults in stated.items():
         for field in model.model_fields.values():
-            if field.alias == "objectives":
+            if field.alias in ("objectives", "hedge"):
                 continue
             said = str(field.description).rpartition("Default: ")[2].rstrip(".")
             value = Duration(said).seconds if said[-1] in "sm" else float(said)

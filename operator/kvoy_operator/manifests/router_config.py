@@ -34,6 +34,8 @@ _KEYS: Final = {
         "retry_burst": "retry-burst",
         "breaker_failures": "breaker-failures",
         "breaker_pause": "breaker-pause-s",
+        "hedge": "hedge",
+        "hedge_after": "hedge-after-s",
     },
     "timeouts": {
         "request": "request-timeout-s",
@@ -44,6 +46,10 @@ _KEYS: Final = {
     },
 }
 """Of each part of the spec: the router's name for each of its fields."""
+
+
+_WORDS: Final = {"None": "off", "Observed": "observed", "Fixed": "fixed"}
+"""The router's, where a spec has others: `off` without quotes is no text in YAML."""
 
 
 def router_config(settings: RouterOptions, defaults: RouterBehavior) -> dict[str, Any]:
@@ -79,4 +85,4 @@ def _as_setting(value: Any) -> Any:
         return value.seconds
     if isinstance(value, dict):
         return [f"{name}={priority}" for name, priority in sorted(value.items())]
-    return value
+    return _WORDS.get(value, value)
