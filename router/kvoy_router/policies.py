@@ -5,8 +5,8 @@ least-load    fewest requests running, waiting or on their way
 round-robin   in turn
 random        any
 
-Endpoints between which a policy sees no difference share the traffic at random: an order of their
-own would send everything to the first one whenever the fleet is idle."""
+Endpoints between which a policy sees no difference share the traffic in turn or at random: an order
+of their own would send everything to the first one whenever the fleet is idle."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class KvAware:
             if total <= limit and views[i].cached_tokens == cached
         ]
         if len(tied) > 1:
-            best = self._random.choice(tied)
+            # In turn: at random some would get two requests during one step, others none.
+            best = _longest_ago(views, tied, self._random)
         return best, tuple(
             _candidate(view, cost.total_s, cost) for view, cost in zip(views, costs, strict=True)
         )
@@ -135,9 +136,7 @@ class RoundRobin:
     def choose(
         self, request: InferenceRequest, views: Sequence[View], traffic: Traffic
     ) -> tuple[int, tuple[Candidate, ...]]:
-        turns = [view.endpoint.last_pick for view in views]
-        oldest = min(turns)
-        best = self._random.choice([i for i, turn in enumerate(turns) if turn == oldest])
+        best = _longest_ago(views, range(len(views)), self._random)
         return best, tuple(_candidate(view, 0.0) for view in views)
 
 
@@ -173,6 +172,12 @@ def make_policy(name: str, random: Random) -> Policy:
 def _mean_but_greatest(loads: Sequence[float]) -> float:
     """One overloaded engine says nothing about how busy the others will be."""
     return (sum(loads) - max(loads)) / (len(loads) - 1) if len(loads) > 1 else 0.0
+
+
+def _longest_ago(views: Sequence[View], among: Sequence[int], random: Random) -> int:
+    """Of these positions the one that was picked longest ago; any of those that never were."""
+    oldest = min(views[i].endpoint.last_pick for i in among)
+    return random.choice([i for i in among if views[i].endpoint.last_pick == oldest])
 
 
 def _candidate(view: View, score: float, cost: Cost | None = None) -> Candidate:
