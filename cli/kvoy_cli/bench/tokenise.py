@@ -43,7 +43,7 @@ _SHORT = [{"role": "user", "content": "What is the tallest mountain of Europe, a
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    num_words: int = 74_000
+    num_words: int = 91_000
     """About 100,000 tokens of the usual tokenizers."""
     seconds: float = 5.0
     rate: float = 200.0
