@@ -33,6 +33,7 @@ _SMOKE_COST = CostSizes(
     seconds=0.1,
     histories=(32,),
     turn_users=2,
+    settle_s=0.05,
 )
 _SMOKE_PLACEMENT = PlacementSizes(
     num_engines=2,
@@ -43,7 +44,7 @@ _SMOKE_PLACEMENT = PlacementSizes(
     rate=20.0,
     unique_chars=64,
     hot_prefix_chars=128,
-    seconds=0.5,
+    seconds=0.3,
     drain_s=2.0,
     step_s=0.002,
     prefill_tokens_per_s=50_000.0,

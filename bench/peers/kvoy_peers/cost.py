@@ -27,7 +27,6 @@ from kvoy_peers.traffic import Conversation
 _QUESTION = [{"role": "user", "content": "What is the tallest mountain of Europe, and how high?"}]
 _ANSWER_TOKENS = 8
 _STREAM_LIMIT_S = 10.0
-_WARM_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,8 @@ class CostSizes:
     histories: tuple[int, ...] = (32, 8_000, 100_000)
     """Tokens of the conversations whose next turn is asked."""
     turn_users: int = 32
+    settle_s: float = 0.3
+    """Between two measurements, and of the first requests of a route, which are not measured."""
 
 
 class CostRun:
@@ -67,7 +68,7 @@ class CostRun:
     async def measure(self, routes: Sequence[Route]) -> dict[str, RouteCosts]:
         costs = {route.name: RouteCosts() for route in routes}
         for route in routes:
-            await self._closed_loop(route, repeat(self._question()), 32, _WARM_S)
+            await self._closed_loop(route, repeat(self._question()), 32, self._sizes.settle_s)
         for number in range(self._context.repeats):
             for route in routes:
                 text = f"cost, repeat {number + 1} of {self._context.repeats}: {route.name}"
@@ -99,7 +100,7 @@ class CostRun:
             _STREAM_LIMIT_S,
         )
         cpu_s = route.cpu_s() - before_s
-        await settle(_WARM_S)
+        await settle(self._sizes.settle_s)
         return stream_cost(load.outcomes, cpu_s)
 
     async def _turns(self, route: Route, tokens: int, number: int) -> TurnCost:
@@ -108,7 +109,7 @@ class CostRun:
         told = [c.next_turn(self._model, f"first of repeat {number}") for c in conversations]
         load = await run_closed_loop(route.client, iter(told), 4)
         counts = [o.prompt_tokens for o in load.outcomes if o.is_ok]
-        await settle(_WARM_S)
+        await settle(self._sizes.settle_s)
         alone = await self._closed_loop(
             route, _next_turns(conversations[:1], self._model, number), 1, self._sizes.seconds
         )
@@ -127,7 +128,7 @@ class CostRun:
         before_s = route.cpu_s()
         load = await run_closed_loop(route.client, requests, num_users, seconds)
         cpu_s = route.cpu_s() - before_s
-        await settle(_WARM_S)
+        await settle(self._sizes.settle_s)
         return request_cost(load.outcomes, load.end_s - load.start_s, cpu_s)
 
     def _question(self) -> Request:
