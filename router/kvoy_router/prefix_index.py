@@ -170,16 +170,18 @@ class PrefixIndex:
         spans = [(0, last, first)] if first and last else []
         while spans:
             low, high, bits = spans.pop()
-            if high - low == 1 or len(groups) >= max_groups:
-                groups.append((low + 1, bits))
-                continue
-            middle = (low + high) // 2
-            key = keys[middle]
-            deeper = (shards[key & _SHARD_MASK].get(key, 0) | assumed_at(key, 0)) & bits
-            if deeper != bits:
-                spans.append((low, middle, bits ^ deeper))
-            if deeper:
-                spans.append((middle, high, deeper))
+            while high - low > 1 and len(groups) < max_groups:
+                middle = (low + high) >> 1
+                key = keys[middle]
+                deeper = (shards[key & _SHARD_MASK].get(key, 0) | assumed_at(key, 0)) & bits
+                if not deeper:
+                    high = middle
+                    continue
+                if deeper != bits:
+                    spans.append((low, middle, bits ^ deeper))
+                    bits = deeper
+                low = middle
+            groups.append((low + 1, bits))
         return groups
 
     def touch(self, keys: Iterable[int]) -> None:
