@@ -257,13 +257,15 @@ async def test_a_router_process_as_a_pod_runs_it(scene: Scene, start_engine: Sta
     lines = [json.loads(line) for line in told.decode().splitlines()]
     assert process.returncode == 0
     events = [line["event"] for line in lines if line["event"] != "request"]
-    assert sorted(events) == [
+    # An engine may well be asked, and the router be ended, before its first report has come.
+    assert sorted({*events, "telemetry in sync"}) == [
         "engine added",
         "fleet file read",
         "router drains",
         "router listens",
         "telemetry in sync",
     ]
+    assert len(events) == len(set(events))
     assert {line["engine"] for line in lines if line["event"] == "engine added"} == set(engines)
     assert service.secret.encode() not in told
 

@@ -83,7 +83,11 @@ async def test_router_and_engine_tell_one_trace(collector: Collector) -> None:
     (attempt,) = collector.named("attempt")
     (engines,) = collector.named(ROOT, "kvoy-engine")
     below = [collector.named(name, "kvoy-engine")[0] for name in ("queue", "prefill", "decode")]
-    assert len(collector.spans) == 8
+    # On a busy machine the engine is not known yet when it is asked for: then there is a wait.
+    waits = collector.named("queue", "kvoy-router")
+    assert len(waits) <= 1
+    assert len(collector.spans) == 8 + len(waits)
+    assert {wait.parent_id for wait in waits} <= {root.span_id}
     assert (root.kind, root.parent_id) == ("server", PARENT)
     assert {receive.parent_id, decide.parent_id, attempt.parent_id} == {root.span_id}
     assert (attempt.kind, engines.kind) == ("client", "server")
