@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -38,7 +39,7 @@ class WatchedFile:
         return self.path.read_text()
 
 
-class FollowedFile(Generic[T]):
+class FollowedFile(ABC, Generic[T]):
     """A watched file of a known form. A content that cannot be read or understood changes nothing:
     the log says what is wrong, once per change, and `error` until the file is good again."""
 
@@ -72,13 +73,13 @@ class FollowedFile(Generic[T]):
         self.error = None
         self._take(content)
 
+    @abstractmethod
     def _parse(self, text: str) -> T:
         """Raises ValueError, which names what is wrong."""
-        raise NotImplementedError
 
     def _refuse(self) -> None:
         """A new content, which is bad, as `error` says."""
 
+    @abstractmethod
     def _take(self, content: T) -> None:
         """A new content, which is good."""
-        raise NotImplementedError

@@ -72,6 +72,9 @@ async def test_router_and_engine_tell_one_trace(collector: Collector) -> None:
                 policy="kv-aware",
             ) as router,
         ):
+            # One that has not reported yet may be busy, which is another span: the wait for it.
+            (endpoint,) = router.pool.endpoints
+            await eventually(lambda: endpoint.load is not None)
             parent = f"00-{TRACE}-{PARENT}-01"
             answer = await ask(router, body, traceparent=parent, x_request_id="r-1")
 
@@ -83,11 +86,7 @@ async def test_router_and_engine_tell_one_trace(collector: Collector) -> None:
     (attempt,) = collector.named("attempt")
     (engines,) = collector.named(ROOT, "kvoy-engine")
     below = [collector.named(name, "kvoy-engine")[0] for name in ("queue", "prefill", "decode")]
-    # On a busy machine the engine is not known yet when it is asked for: then there is a wait.
-    waits = collector.named("queue", "kvoy-router")
-    assert len(waits) <= 1
-    assert len(collector.spans) == 8 + len(waits)
-    assert {wait.parent_id for wait in waits} <= {root.span_id}
+    assert len(collector.spans) == 8
     assert (root.kind, root.parent_id) == ("server", PARENT)
     assert {receive.parent_id, decide.parent_id, attempt.parent_id} == {root.span_id}
     assert (attempt.kind, engines.kind) == ("client", "server")
