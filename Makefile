@@ -37,7 +37,7 @@ endif
 EXTRAS_torch := engine,router,cli
 EXTRAS_sim := sim,router,cli
 
-.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs images images-load kind chart system-packages gpu-smoke bench bench-operator bench-peers clean
+.PHONY: help up test check lint unit model format proto crds monitoring cluster cluster-down cluster-programs images images-load kind chart system-packages gpu-smoke bench bench-operator bench-peers soak-streams soak-prompts clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) \
@@ -118,6 +118,12 @@ bench-operator: $(STAMPS)/dev cluster-programs ## the operator with 1,000 servic
 
 bench-peers: $(STAMPS)/dev ## the router beside other routers on the same engines; ARGS='--peers envoy smg --parts cost'
 	$(BIN)/python -m kvoy_peers $(or $(ARGS),--check)
+
+soak-streams: $(STAMPS)/dev ## 5,000 streams through the router for ten minutes, every chunk checked; ARGS='--streams 1000 --duration 60'
+	$(BIN)/kvoy bench soak streams $(or $(ARGS),--check)
+
+soak-prompts: $(STAMPS)/dev ## new prompts for an hour, until all that the router remembers is full and stays so
+	$(BIN)/kvoy bench soak prompts $(or $(ARGS),--check)
 
 clean: ## remove .venv and the tools' caches; ~/.cache/kvoy stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -233,6 +233,8 @@ class Router:
             connections=self.server.num_connections,
             buffered_bytes=self.server.buffered_bytes,
             idle_engine_connections=self.clients.num_idle,
+            segment_bytes=self.prompts.segment_bytes,
+            known_prefix_bytes=self.prompts.known_prefix_bytes,
             has_kubernetes=self.sources.has_kubernetes,
             has_fleet=self.sources.has_fleet,
             has_keys=None if self.keys_file is None else self.keys_file.error is None,

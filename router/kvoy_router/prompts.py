@@ -64,6 +64,16 @@ class Prompts:
     def digests(self) -> set[str]:
         return set(self._encoders)
 
+    @property
+    def segment_bytes(self) -> int:
+        """Memory of the remembered pieces of prompts, of all encoders."""
+        return sum(encoder.cache.num_bytes for encoder in self._encoders.values())
+
+    @property
+    def known_prefix_bytes(self) -> int:
+        """Likewise of the remembered beginnings of chats."""
+        return sum(encoder.known_prefixes.num_bytes for encoder in self._encoders.values())
+
     def get(self, digest: str) -> PromptEncoder | None:
         return self._encoders.get(digest)
 

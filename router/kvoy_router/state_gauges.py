@@ -19,6 +19,8 @@ class ServerGauges:
     connections: int
     buffered_bytes: int
     idle_engine_connections: int
+    segment_bytes: int = 0
+    known_prefix_bytes: int = 0
     has_kubernetes: bool | None = None
     """Whether the Kubernetes API answers; None where it is not used."""
     has_fleet: bool | None = None
@@ -61,6 +63,16 @@ class StateGauges(Collector):
             "kvoy_router_idle_engine_connections",
             "Kept connections to engines",
             server.idle_engine_connections,
+        )
+        yield GaugeMetricFamily(
+            "kvoy_router_prompt_segment_bytes",
+            "Memory of the token ids of pieces of prompts",
+            server.segment_bytes,
+        )
+        yield GaugeMetricFamily(
+            "kvoy_router_known_prefix_bytes",
+            "Memory of the beginnings of chats that were encoded before",
+            server.known_prefix_bytes,
         )
         yield GaugeMetricFamily(
             "kvoy_router_index_entries", "Block hashes in the prefix index", len(index)

@@ -26,7 +26,7 @@ from kvoy_contract.settings import read_settings
 _DESCRIPTION = (
     "Benchmarks of Kvoy on this machine. Each starts engines and routers of its own on free "
     "loopback ports, compares with a named baseline in the same run, and ends them. `kvoy bench "
-    "run` puts load on an endpoint that runs already."
+    "run` puts load on an endpoint that runs already; `kvoy bench soak` lets a router run for long."
 )
 
 Bench = Callable[[BenchContext], Awaitable[Report]]
@@ -37,6 +37,10 @@ def main(argv: Sequence[str]) -> int:
         from kvoy_cli.bench.run_load import main as run_main
 
         return run_main(argv[1:])
+    if argv and argv[0] == "soak":
+        from kvoy_cli.bench.soak.command import main as soak_main
+
+        return soak_main(argv[1:])
     # gRPC's handlers around fork() only warn here: a child replaces itself at once.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     config = read_settings(BenchConfig, "kvoy bench", _DESCRIPTION, list(argv))

@@ -29,6 +29,7 @@ class Body(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     """The newer name; some routers replace the older one by it."""
+    user: str = ""
 
     @property
     def num_tokens(self) -> int:

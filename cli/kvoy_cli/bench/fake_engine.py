@@ -38,7 +38,6 @@ from kvoy_contract.proto.kvoy.v1 import telemetry_pb2_grpc as pb_grpc
 
 _HASH_BYTES = 16
 _NUM_BLOCKS = 20_000
-_HEARTBEAT_S = 0.5
 _HASHES_PER_CHUNK = 4096
 _FILE_PART_BYTES = 1 << 20
 
@@ -62,18 +61,27 @@ class Admissions:
             self.beyond.discard(self.through)
 
 
-class _Steps:
+class Steps:
     """Calls every running stream once each `gap_s`, all of them together."""
 
-    def __init__(self, gap_s: float) -> None:
+    def __init__(self, gap_s: float, phase_s: float | None = None) -> None:
+        """Steps are at `phase_s` and whole gaps after it; without it, counted from whichever
+        stream finds no other."""
         self._gap_s = gap_s
-        self._streams: list[_Http] = []
+        self._phase_s = phase_s
+        self._streams: list[EngineConnection] = []
         self._next_s = 0.0
 
-    def add(self, stream: _Http) -> None:
+    @property
+    def num_running(self) -> int:
+        return len(self._streams)
+
+    def add(self, stream: EngineConnection) -> None:
         self._streams.append(stream)
         if len(self._streams) == 1:
-            self._next_s = asyncio.get_running_loop().time()
+            now_s = asyncio.get_running_loop().time()
+            into_gap_s = 0.0 if self._phase_s is None else (now_s - self._phase_s) % self._gap_s
+            self._next_s = now_s - into_gap_s
             self._wait()
 
     def _wait(self) -> None:
@@ -86,7 +94,7 @@ class _Steps:
             self._wait()
 
 
-class _Http(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """One connection; requests on it come one after the other."""
 
     def __init__(self, engine: FakeEngine) -> None:
@@ -139,14 +147,14 @@ class _Http(asyncio.Protocol):
         request = _decode_body(body)
         chat = fake_answers.is_chat(self._path)
         if request.stream:
-            self._start_stream(chat, request.num_tokens, wants_ids)
+            self.start_stream(chat, request, wants_ids)
         else:
             self._write(fake_answers.whole_answer(chat, request.num_tokens, num_prompt_tokens))
 
-    def _start_stream(self, chat: bool, num_events: int, wants_ids: bool) -> None:
+    def start_stream(self, chat: bool, request: fake_answers.Body, wants_ids: bool) -> None:
         self._event = fake_answers.word_event(chat, wants_ids)
         self._end = fake_answers.stream_end(chat)
-        self._num_left = num_events
+        self._num_left = request.num_tokens
         self._write(fake_answers.STREAM_HEAD)
         self._engine.steps.add(self)
 
@@ -156,8 +164,12 @@ class _Http(asyncio.Protocol):
             self._write(self._end)
             return False
         self._num_left -= 1
-        self._write(self._event)
+        self._write(self.next_event())
         return self._transport is not None
+
+    def next_event(self) -> bytes:
+        """Framed as an HTTP chunk."""
+        return self._event
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -168,7 +180,9 @@ class FakeEngine(pb_grpc.TelemetryServicer):
     """HTTP and telemetry of one engine that holds `num_hashes` random strides of cached work."""
 
     def __init__(self, tokenizer: TokenizerFiles, num_hashes: int, gap_s: float) -> None:
-        self.steps = _Steps(gap_s)
+        self.steps = Steps(gap_s)
+        self.heartbeat_s = 0.5
+        """Between two load reports."""
         self._tokenizer = tokenizer
         self._epoch = os.urandom(16)
         self._hashes = os.urandom(_HASH_BYTES * num_hashes)
@@ -178,8 +192,8 @@ class FakeEngine(pb_grpc.TelemetryServicer):
         admissions = self._admissions.setdefault(envelope.router_id, Admissions())
         admissions.add(envelope.number, envelope.settled_through)
 
-    def connection(self) -> _Http:
-        return _Http(self)
+    def connection(self) -> EngineConnection:
+        return EngineConnection(self)
 
     async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
@@ -232,8 +246,8 @@ class FakeEngine(pb_grpc.TelemetryServicer):
             yield event
         while True:
             seq += 1
-            yield pb.WatchEvent(seq=seq, load=self._load(router_id))
-            await asyncio.sleep(_HEARTBEAT_S)
+            yield pb.WatchEvent(seq=seq, load=self.load_report(router_id))
+            await asyncio.sleep(self.heartbeat_s)
 
     def _snapshot(self) -> list[pb.WatchEvent]:
         step = _HASHES_PER_CHUNK * _HASH_BYTES
@@ -247,7 +261,7 @@ class FakeEngine(pb_grpc.TelemetryServicer):
             pb.WatchEvent(snapshot_end=pb.SnapshotEnd()),
         ]
 
-    def _load(self, router_id: str) -> pb.LoadReport:
+    def load_report(self, router_id: str) -> pb.LoadReport:
         admissions = self._admissions.get(router_id, Admissions())
         held = min(_NUM_BLOCKS, 4 * len(self._hashes) // _HASH_BYTES)
         return pb.LoadReport(
@@ -279,16 +293,12 @@ def _parse(argv: Sequence[str]) -> _Options:
     return _Options(**vars(parser.parse_args(argv)))
 
 
-async def _serve(options: _Options) -> None:
-    if options.tokenizer is None:
-        tokenizer = byte_tokenizer_files()
-    else:
-        tokenizer = TokenizerFiles.from_folder(options.tokenizer)
+async def serve(engines: Sequence[FakeEngine]) -> None:
+    """Until it is cancelled; prints the engines' addresses as one line of JSON."""
     loop = asyncio.get_running_loop()
     entries: list[str] = []
     servers: list[grpc.aio.Server] = []
-    for _ in range(options.count):
-        engine = FakeEngine(tokenizer, options.hashes, options.gap_s)
+    for engine in engines:
         http = await loop.create_server(engine.connection, "127.0.0.1", 0)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_TelemetryServicer_to_server(engine, server)  # type: ignore[no-untyped-call]
@@ -298,6 +308,16 @@ async def _serve(options: _Options) -> None:
         entries.append(f"127.0.0.1:{http.sockets[0].getsockname()[1]}@{telemetry_port}")
     print(msgspec.json.encode(entries).decode(), flush=True)
     await asyncio.Event().wait()
+
+
+async def _serve(options: _Options) -> None:
+    if options.tokenizer is None:
+        tokenizer = byte_tokenizer_files()
+    else:
+        tokenizer = TokenizerFiles.from_folder(options.tokenizer)
+    await serve(
+        [FakeEngine(tokenizer, options.hashes, options.gap_s) for _ in range(options.count)]
+    )
 
 
 if __name__ == "__main__":
