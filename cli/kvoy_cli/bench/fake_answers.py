@@ -49,11 +49,11 @@ def word_event(chat: bool, wants_ids: bool) -> bytes:
     event = sse.data_event(_chunk(chat, _WORD, None))
     if wants_ids:
         event += sse.token_ids_event([sse.ChoiceIds(0, [_WORD_ID])])
-    return _http_chunk(event)
+    return http_chunk(event)
 
 
 def stream_end(chat: bool) -> bytes:
-    return _http_chunk(sse.data_event(_chunk(chat, "", "length")) + sse.DONE) + b"0\r\n\r\n"
+    return http_chunk(sse.data_event(_chunk(chat, "", "length")) + sse.DONE) + b"0\r\n\r\n"
 
 
 def whole_answer(chat: bool, num_tokens: int, num_prompt_tokens: int) -> bytes:
@@ -116,5 +116,5 @@ def _document(status: int, value: Any) -> bytes:
     return head % (_STATUS_LINES[status], len(body)) + body
 
 
-def _http_chunk(data: bytes) -> bytes:
+def http_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)

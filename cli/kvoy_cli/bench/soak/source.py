@@ -24,7 +24,7 @@ from kvoy_contract import sse
 from kvoy_contract.prompt import TokenizerFiles, byte_tokenizer_files
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
 
-_IDS = sse.token_ids_event([sse.ChoiceIds(0, [1234])])
+_IDS = fake_answers.http_chunk(sse.token_ids_event([sse.ChoiceIds(0, [1234])]))
 
 
 class NumberedConnection(EngineConnection):
@@ -37,9 +37,9 @@ class NumberedConnection(EngineConnection):
         super().start_stream(chat, request, wants_ids)
 
     def next_event(self) -> bytes:
-        data = numbered.event(self._label, self._number) + self._ids
+        event = fake_answers.http_chunk(numbered.event(self._label, self._number))
         self._number += 1
-        return b"%x\r\n%b\r\n" % (len(data), data)
+        return event + self._ids
 
 
 class NumberedEngine(FakeEngine):
