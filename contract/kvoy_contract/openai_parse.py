@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvoy_contract.body_shape import check_shape
 from kvoy_contract.errors import BadRequest
 from kvoy_contract.openai_requests import (
     MAX_PROMPTS,
@@ -147,6 +148,7 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    check_shape(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -279,9 +281,9 @@ def _check_prompt(prompt: str | list[str | int | list[int]]) -> None:
     if not prompt:
         raise BadRequest("`prompt` is an empty list.", param="prompt")
     kind = type(prompt[0])
-    for index, item in enumerate(prompt):
-        if type(item) is not kind:
-            raise BadRequest("`prompt` mixes texts, token ids and lists.", param=f"prompt[{index}]")
+    if len(set(map(type, prompt))) > 1:
+        index = next(i for i, item in enumerate(prompt) if type(item) is not kind)
+        raise BadRequest("`prompt` mixes texts, token ids and lists.", param=f"prompt[{index}]")
     if kind is not int and len(prompt) > MAX_PROMPTS:
         raise BadRequest(f"`prompt` has more than {MAX_PROMPTS} entries.", param="prompt")
 

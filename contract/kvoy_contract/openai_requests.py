@@ -7,7 +7,7 @@ that exists has passed all checks that need no tokenizer: `prompt.PromptEncoder`
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -121,7 +121,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return {int(key): bias for key, bias in (self.logit_bias or {}).items()}
 
 
-class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A part of a message's content; only text parts exist."""
 
     type: str
@@ -187,11 +187,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         """The prompts, one entry each: all texts or all token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        texts = [item for item in self.prompt if isinstance(item, str)]
-        if texts:
-            return texts
-        lists = [item for item in self.prompt if isinstance(item, list)]
-        return lists or [[item for item in self.prompt if isinstance(item, int)]]
+        # Parsing has checked that all are of one kind, and there may be millions of ids.
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [cast(list[int], self.prompt)]
+        return cast(list[str] | list[list[int]], self.prompt)
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -110,7 +110,7 @@ class PromptEncoder:
         """The same as an array, which costs a known conversation's next turn no more than its
         tail. Nobody changes it."""
         self.check_token_ids(request)
-        self._check_messages_length(request, max_tokens)
+        self.check_length(request, max_tokens)
         rendered = self._render(request)
         self._check_length(len(rendered.text), max_tokens, "messages")
         if self.is_segment_safe and self._controls.are_separate:
@@ -127,6 +127,7 @@ class PromptEncoder:
     ) -> list[list[int]]:
         """The prompts of a completion, one list each. Raises BadRequest, naming the field."""
         self.check_token_ids(request)
+        self.check_length(request, max_tokens)
         encoded: list[list[int]] = []
         for prompt in request.prompts:
             if isinstance(prompt, str):
@@ -254,12 +255,24 @@ class PromptEncoder:
         # This vocabulary finds the token in plain text too: keep its two halves apart.
         return array("I", [i for p in text.split(sentinel) for i in self.codec.encode(p)])
 
-    def _check_messages_length(
-        self, request: ChatCompletionRequest, max_tokens: int | None
+    def check_length(
+        self, request: ChatCompletionRequest | CompletionRequest, max_tokens: int | None
     ) -> None:
-        """Spare the rendering of what is far too long; a template may drop some of it, not most."""
+        """Refuse what is far too long before any work on it. Raises ContextLengthExceeded."""
         if max_tokens is None:
             return
+        if isinstance(request, CompletionRequest):
+            for prompt in request.prompts:
+                if isinstance(prompt, str):
+                    self._check_length(len(prompt), max_tokens, "prompt")
+                elif len(prompt) > max_tokens:
+                    raise ContextLengthExceeded(
+                        f"The prompt has {len(prompt)} tokens, more than the {max_tokens} that the "
+                        "model's context holds.",
+                        param="prompt",
+                    )
+            return
+        # A template may drop some of the messages, not most.
         contents = [
             len(m.content)
             if isinstance(m.content, str)

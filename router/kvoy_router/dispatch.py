@@ -132,6 +132,7 @@ class Dispatcher:
                 num_choices=request.n * num_prompts,
                 priority=client.priority_of(request.priority),
                 salt=request.cache_salt or "",
+                prompt_field="messages" if path == CHAT_COMPLETIONS_PATH else "prompt",
                 affinity=affinity,
             ),
         )

@@ -196,7 +196,7 @@ class Lineups:
             raise ContextLengthExceeded(
                 f"The prompt has {request.num_prompt_tokens} tokens, more than any engine of the"
                 f" model `{request.model}` can take.",
-                param="messages",
+                param=request.prompt_field,
             )
         fitting = filters.prefer(fitting, filters.can_hold_output(request), rejected)
         is_fresh = filters.is_fresh(now_s, self._stale_after_s)

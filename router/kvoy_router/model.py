@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -122,11 +123,17 @@ class Model:
 
 
 def _usual_of(infos: Iterable[EngineInfo]) -> EngineInfo | None:
-    """The last one of those that hash and tokenise as most do."""
+    """Of those that hash and tokenise as most do, the one with the longest context: prompts beyond
+    it are refused before they are encoded."""
     counts: Counter[tuple[str, int, int, str]] = Counter()
-    latest: dict[tuple[str, int, int, str], EngineInfo] = {}
+    longest: dict[tuple[str, int, int, str], EngineInfo] = {}
     for info in infos:
         way = (info.model_identity, info.block_size, info.hash_stride, info.tokenizer_digest)
         counts[way] += 1
-        latest[way] = info
-    return latest[max(counts, key=counts.__getitem__)] if counts else None
+        if way not in longest or _context(info) >= _context(longest[way]):
+            longest[way] = info
+    return longest[max(counts, key=counts.__getitem__)] if counts else None
+
+
+def _context(info: EngineInfo) -> float:
+    return info.max_model_len or math.inf

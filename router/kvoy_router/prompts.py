@@ -112,6 +112,7 @@ class Prompts:
             return guess(body_bytes)
         if body_bytes <= INLINE_BODY_BYTES:
             return encode(request, encoder, digest, hashing)
+        encoder.check_length(request, hashing.max_model_len)  # before it waits for a thread
         return await self.in_thread(lambda: encode(request, encoder, digest, hashing))
 
     def close(self) -> None:

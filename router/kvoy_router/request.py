@@ -27,5 +27,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """Lower runs first."""
     salt: str = ""
     """Already part of `hashes`; here for logs alone."""
+    prompt_field: str = "messages"
+    """Where the client wrote the prompt, for errors about it."""
     affinity: bytes = b""
     """Of the prompt's beginning; chooses among services that share the model."""

@@ -203,6 +203,38 @@ async def test_a_prompt_longer_than_any_context_is_refused(start_engine: StartEn
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("num_tokens", [65, 200, 100_000])
+async def test_too_many_token_ids_are_refused_by_the_name_of_their_field(
+    start_engine: StartEngine, num_tokens: int
+) -> None:
+    engine = await start_engine(max_model_len=64)
+
+    async with running_router([engine]) as router:
+        body = {"model": "m", "prompt": [1] * num_tokens}
+        answer = await call(router, "POST", "/v1/completions", json=body)
+
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert f"{num_tokens} tokens" in error["message"]
+
+
+@pytest.mark.parametrize("longest_first", [True, False])
+async def test_the_longest_context_of_a_models_engines_counts(
+    start_engine: StartEngine, longest_first: bool
+) -> None:
+    lengths = sorted((64, 512), reverse=longest_first)
+    engines = [await start_engine(max_model_len=length) for length in lengths]
+
+    async with running_router(engines) as router:
+        body = {"model": "m", "prompt": [1] * 400, "max_tokens": 1}
+        answers = [await call(router, "POST", "/v1/completions", json=body) for _ in range(3)]
+
+    longest = engines[lengths.index(512)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert {answer.headers["x-kvoy-engine"] for answer in answers} == {longest.address}
+
+
 @pytest.mark.slow
 async def test_a_long_prompt_does_not_hold_up_other_answers(start_engine: StartEngine) -> None:
     engine = await start_engine(max_model_len=10_000_000, num_blocks=1_000_000)
