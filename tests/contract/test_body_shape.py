@@ -35,7 +35,7 @@ def message(**fields: Any) -> dict[str, Any]:
         (body_of(messages=[message()], stop=["a"] * MANY), "stop"),
         (body_of(messages=[message()], chat_template_kwargs=[{}] * MANY), "chat_template_kwargs"),
         (body_of(messages=[message()], nobody_knows=[[]] * MANY), "nobody_knows"),
-        (b'{"model":"m","messages":[' + b"[]," * MANY + b'[]],"messages":[]}', None),
+        (b'{"model":"m","messages":[' + b"[]," * MANY * 2 + b'[]],"messages":[]}', None),
         (b'{"model":"m","prompt":"x"' + b" " * MAX_STRUCTURE_BYTES + b"}", None),
     ],
     ids=range(11),
@@ -43,7 +43,7 @@ def message(**fields: Any) -> dict[str, Any]:
 def test_many_small_values_are_refused_with_the_field_and_the_limit(
     body: bytes, param: str | None
 ) -> None:
-    with pytest.raises(BadRequest, match=rf"more than ({MAX_STRUCTURE_BYTES}|4096) ") as refused:
+    with pytest.raises(BadRequest, match=f"more than {MAX_STRUCTURE_BYTES} ") as refused:
         check_shape(body)
 
     assert refused.value.param == param
