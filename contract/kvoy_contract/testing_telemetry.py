@@ -30,6 +30,7 @@ class _Stream:
     queue: asyncio.Queue[pb.WatchEvent | None] = field(default_factory=asyncio.Queue)
     seq: int = 0
     num_acks: int = 0
+    asked_interval_s: float = 0.0
 
 
 class FakeTelemetry(pb_grpc.TelemetryServicer):
@@ -113,6 +114,11 @@ class FakeTelemetry(pb_grpc.TelemetryServicer):
         return {stream.router_id for stream in self._streams}
 
     @property
+    def asked_intervals_s(self) -> set[float]:
+        """Between two reports, as the routers that watch now have asked; 0: they have not."""
+        return {stream.asked_interval_s for stream in self._streams}
+
+    @property
     def num_acks(self) -> int:
         """Snapshot acknowledgements on the streams that are open now."""
         return sum(stream.num_acks for stream in self._streams)
@@ -180,6 +186,8 @@ class FakeTelemetry(pb_grpc.TelemetryServicer):
         with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError):
             async for message in requests:
                 stream.num_acks += message.HasField("snapshot_ack")
+                if message.HasField("pace"):
+                    stream.asked_interval_s = message.pace.min_interval_s
 
     async def _heartbeat(self, stream: _Stream) -> None:
         while True:

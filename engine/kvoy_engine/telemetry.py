@@ -99,8 +99,8 @@ class TelemetryServicer(rpc.TelemetryServicer):
                 logger.info("watch stream closed router=%s", hello.router_id)
 
     async def _run_stream(self, wire: _Wire, stream: WatchStream) -> None:
-        """Read acknowledgements beside the writes; the end of either ends both."""
-        reads = asyncio.ensure_future(wire.read_acknowledgements(stream))
+        """Read what the router says beside the writes; the end of either ends both."""
+        reads = asyncio.ensure_future(wire.read_answers(stream))
         writes = asyncio.ensure_future(wire.write_events(stream))
         try:
             done, _ = await asyncio.wait((reads, writes), return_when=asyncio.FIRST_COMPLETED)
@@ -137,7 +137,7 @@ class TelemetryServicer(rpc.TelemetryServicer):
 
 
 class _Wire:
-    """Carries one stream's events to its router, and the acknowledgements back."""
+    """Carries one stream's events to its router, and what the router says back."""
 
     def __init__(self, hub: WatchHub, context: Context) -> None:
         self._hub = hub
@@ -147,10 +147,13 @@ class _Wire:
     def on_news(self) -> None:
         self._news.set()
 
-    async def read_acknowledgements(self, stream: WatchStream) -> None:
+    async def read_answers(self, stream: WatchStream) -> None:
         while (request := await self._context.read()) is not grpc.aio.EOF:
-            if request.WhichOneof("message") == "snapshot_ack":
-                stream.on_acknowledged(request.snapshot_ack)
+            match request.WhichOneof("message"):
+                case "snapshot_ack":
+                    stream.on_acknowledged(request.snapshot_ack)
+                case "pace":
+                    stream.on_pace(request.pace)
 
     async def write_events(self, stream: WatchStream) -> None:
         while True:
@@ -161,9 +164,6 @@ class _Wire:
 
     async def _until_due(self, stream: WatchStream) -> None:
         while (left_s := stream.due_s() - self._hub.now_s()) > 0:
-            if stream.has_news:
-                await asyncio.sleep(left_s)
-                continue
             self._news.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):

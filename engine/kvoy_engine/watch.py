@@ -55,11 +55,16 @@ class Watcher:
     """One live watch stream: what it still has to be sent."""
 
     def __init__(self, stream_id: int, router_id: str, on_news: Callable[[], None]) -> None:
-        """`on_news` is called with every piece of news, before it has been sent."""
+        """`on_news` is called when there is something to be sent, or it may be sent earlier, than
+        before."""
         self.stream_id = stream_id
         self.router_id = router_id
         self.needs_snapshot = True
         self.needs_load = True
+        self.is_urgent = False
+        """Whether some of the news cannot wait for the router's own pace."""
+        self.asked_interval_s = 0.0
+        """Between two reports, as its router wants it at least."""
         self._changes = PendingChanges()
         self._on_news = on_news
 
@@ -70,14 +75,23 @@ class Watcher:
     def add_events(self, events: BlockEvents) -> None:
         if self.needs_snapshot:
             return  # the snapshot to come includes them
+        had_news = self.has_news
         self._changes.add(events)
         if len(self._changes) > MAX_PENDING_HASHES:
             self._changes = PendingChanges()
             self.needs_snapshot = True
-        self._on_news()
+        if not had_news:
+            self._on_news()
 
-    def request_load(self) -> None:
+    def request_load(self, *, is_urgent: bool = False) -> None:
+        is_known = self.has_news and self.is_urgent >= is_urgent
         self.needs_load = True
+        self.is_urgent |= is_urgent
+        if not is_known:
+            self._on_news()
+
+    def ask_interval(self, interval_s: float) -> None:
+        self.asked_interval_s = interval_s
         self._on_news()
 
     def take_changes(self) -> PendingChanges | None:
@@ -156,6 +170,7 @@ class WatchHub:
         for router_id, number in output.admitted:
             self.ledger.admit(router_id, number)
         is_changed = bool(output.admitted) or output.load != self.load
+        is_urgent = (output.load.waiting > 0) != (self.load.waiting > 0)
         self.load = output.load
         if output.events:
             self._apply(output.events)
@@ -163,7 +178,7 @@ class WatchHub:
             if output.events:
                 watcher.add_events(output.events)
             if is_changed:
-                watcher.request_load()
+                watcher.request_load(is_urgent=is_urgent)
 
     def settle(self, router_id: str, number: int) -> None:
         """Count a request that never reached the core: no load of it is to be expected."""
@@ -179,7 +194,7 @@ class WatchHub:
     def announce(self) -> None:
         """Send every router a load report soon: readiness or draining has changed."""
         for watcher in self._watchers.values():
-            watcher.request_load()
+            watcher.request_load(is_urgent=True)
 
     def is_ready(self) -> bool:
         return self.readiness.is_ready(self._clock())

@@ -31,7 +31,8 @@ class LiveState:
 
 
 class WatchStream:
-    """Events are numbered from 1, at a bounded rate, and never less than one each second."""
+    """Events are numbered from 1, at a bounded rate that the router may lower, and never less than
+    one each second."""
 
     def __init__(
         self, epoch: bytes, watcher: Watcher, hub: WatchHub, live_state: Callable[[], LiveState]
@@ -42,21 +43,43 @@ class WatchStream:
         self._live_state = live_state
         self._seq = 0
         self._snapshot_seq = 0
-        self._rested_s = -math.inf
-        """When the interval after the last events has passed."""
+        self._said_s = -math.inf
+        """When the last events were sent."""
+        self._said_early_s = -math.inf
+        """When some were sent before the router's own pace allowed it."""
+        self._was_urgent = False
 
     @property
     def has_news(self) -> bool:
         return self._watcher.has_news
 
+    @property
+    def _interval_s(self) -> float:
+        """Between two reports: the engine's own, or more where the router asks for it."""
+        return max(self._hub.min_interval_s, self._watcher.asked_interval_s)
+
     def due_s(self) -> float:
         """When to send next, as things are: news as soon as the last events are long enough ago,
         without news a heartbeat. News may bring it forward; see `Watcher`."""
-        return self._rested_s if self._watcher.has_news else self._rested_s + HEARTBEAT_S
+        paced_s = self._said_s + self._interval_s
+        if self._watcher.is_urgent:
+            # Once in each interval, so that an engine whose queue comes and goes keeps the pace.
+            again_s = self._said_early_s + self._interval_s
+            return min(paced_s, max(self._said_s + self._hub.min_interval_s, again_s))
+        return paced_s if self._watcher.has_news else max(paced_s, self._said_s + HEARTBEAT_S)
 
     def rest(self, now_s: float) -> None:
         """All events have been sent."""
-        self._rested_s = now_s + self._hub.min_interval_s
+        if self._was_urgent and now_s < self._said_s + self._interval_s:
+            self._said_early_s = now_s
+        self._was_urgent = False
+        self._said_s = now_s
+
+    def on_pace(self, pace: pb.Pace) -> None:
+        """The router wants to be told less often. Never less often than the heartbeat, and what is
+        no interval counts as none."""
+        interval_s = pace.min_interval_s
+        self._watcher.ask_interval(min(interval_s, HEARTBEAT_S) if interval_s > 0 else 0.0)
 
     def events(self) -> Iterator[pb.WatchEvent]:
         """What is to be said now, at least a load report. What becomes news while the caller sends
@@ -71,6 +94,8 @@ class WatchStream:
                 yield self._event(blocks=delta)
         if watcher.needs_load:
             watcher.needs_load = False
+            self._was_urgent |= watcher.is_urgent
+            watcher.is_urgent = False
             yield self._event(load=load_report(self._hub, watcher.router_id, self._live_state()))
 
     def on_acknowledged(self, ack: pb.SnapshotAck) -> None:

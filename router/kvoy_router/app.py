@@ -85,6 +85,7 @@ class Router:
             config=PoolConfig(
                 stale_after_s=config.stale_after_s,
                 max_index_entries=config.index_mib * _MIB // _INDEX_ENTRY_BYTES,
+                max_reports_per_s=config.max_reports_per_s,
             ),
             random=generator,
         )

@@ -224,6 +224,11 @@ class RouterConfig:
         5.0,
         help="seconds without a load report until an engine counts as unknown; one a second is due",
     )
+    max_reports_per_s: float = setting(
+        2000.0,
+        help="load reports that engines are asked to send together: the more engines, the less "
+        "often each reports, down to once a second; see docs/scale.md",
+    )
     index_mib: int = setting(256, help="memory for the index of what engines hold, in MiB")
     max_body_mib: int = setting(32, help="largest request body, in MiB; 413 beyond")
     max_buffered_mib: int = setting(512, help="memory for all request bodies at once, in MiB")
@@ -293,6 +298,7 @@ class RouterConfig:
             ("breaker_failures", 0),
             ("max_connections", 1),
             ("decisions_kept", 0),
+            ("max_reports_per_s", 1),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: must be at least {least}")

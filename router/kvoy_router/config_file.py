@@ -30,6 +30,7 @@ FIXED = frozenset(
         "tls_certificate",
         "tls_key",
         "stale_after_s",
+        "max_reports_per_s",
         "index_mib",
         "decisions_kept",
         "log_format",

@@ -35,6 +35,12 @@ class PoolConfig:
     """Engines report at least each second; after five silent ones a report is not believed."""
     max_index_entries: int = 16_000_000
     """About 2 GB if ever reached; an engine of 300,000 KV tokens puts 5,000 in."""
+    max_reports_per_s: float = 2_000.0
+    """That engines are asked to send together; each costs a tenth of a millisecond."""
+
+    def __post_init__(self) -> None:
+        if not self.max_reports_per_s >= 1:
+            raise ValueError(f"max_reports_per_s: must be at least 1, not {self.max_reports_per_s}")
 
 
 class Pool:
@@ -71,6 +77,10 @@ class Pool:
     @property
     def endpoints(self) -> Sequence[Endpoint]:
         return tuple(self._endpoints.values())
+
+    @property
+    def num_endpoints(self) -> int:
+        return len(self._endpoints)
 
     def endpoint(self, endpoint_id: str) -> Endpoint | None:
         return self._endpoints.get(endpoint_id)

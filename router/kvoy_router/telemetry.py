@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -24,6 +25,7 @@ from kvoy_router.config import EngineAddress
 from kvoy_router.endpoint import EngineInfo
 from kvoy_router.pool import Pool
 from kvoy_router.prompts import Prompts
+from kvoy_router.report_pace import ReportPace
 from kvoy_router.watch_reader import (
     SILENCE_S,
     Pauses,
@@ -174,10 +176,12 @@ class TelemetryClient:
             router_id=self._options.router_id, router_version=self._options.router_version
         )
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                await call.write(pb.WatchRequest(hello=hello))
+            await self._say(call, hello=hello)
             reader = WatchReader(self._pool, self._endpoint_id, info.epoch)
+            pace = ReportPace(self._pool.config.max_reports_per_s)
             while True:
+                if (interval_s := pace.next_s(self._pool.num_endpoints)) is not None:
+                    await self._say(call, pace=pb.Pace(min_interval_s=interval_s))
                 async with asyncio.timeout(self._options.silence_s):
                     event = await call.read()
                 if event is grpc.aio.EOF:
@@ -185,10 +189,13 @@ class TelemetryClient:
                 ack = reader.take(event, self._now_s())
                 if ack is not None:
                     self._note_sync()
-                    async with asyncio.timeout(_CALL_TIMEOUT_S):
-                        await call.write(pb.WatchRequest(snapshot_ack=ack))
+                    await self._say(call, snapshot_ack=ack)
         finally:
             call.cancel()
+
+    async def _say(self, call: Any, **message: Any) -> None:
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            await call.write(pb.WatchRequest(**message))
 
     def _note_sync(self) -> None:
         if not self._is_in_sync:

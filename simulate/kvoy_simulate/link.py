@@ -15,6 +15,7 @@ from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
 from kvoy_engine.watch import Watcher
 from kvoy_engine.watch_stream import HEARTBEAT_S, WatchStream
 from kvoy_router.pool import Pool
+from kvoy_router.report_pace import ReportPace
 from kvoy_router.watch_reader import SILENCE_S, Pauses, StreamBroken, WatchReader
 from kvoy_simulate.clock import VirtualClock
 from kvoy_simulate.engine import VirtualEngine
@@ -85,7 +86,9 @@ class TelemetryLink:
         info = engine.info
         self._pool.on_describe(self._address, info, self._clock.now_s)
         reader = WatchReader(self._pool, self._address, info.epoch)
-        self._open = _OpenStream(self._clock, engine, reader, self)
+        pace = ReportPace(self._pool.config.max_reports_per_s)
+        self._open = _OpenStream(self._clock, engine, reader, pace, self)
+        self._ask_pace(self._open)
 
     def on_events(self, stream: _OpenStream, events: list[pb.WatchEvent]) -> None:
         """They have arrived. A stream that was given up meanwhile is not heard any more."""
@@ -94,6 +97,7 @@ class TelemetryLink:
         now_s = self._clock.now_s
         stream.heard_s = now_s
         self.num_events += len(events)
+        self._ask_pace(stream)
         try:
             for event in events:
                 ack = stream.reader.take(event, now_s)
@@ -102,6 +106,11 @@ class TelemetryLink:
                     self._clock.after(self._delay_s, stream.acknowledge, ack)
         except StreamBroken:
             self._lose()
+
+    def _ask_pace(self, stream: _OpenStream) -> None:
+        interval_s = stream.pace.next_s(self._pool.num_endpoints)
+        if interval_s is not None:
+            self._clock.after(self._delay_s, stream.ask_pace, pb.Pace(min_interval_s=interval_s))
 
     def on_silence(self, stream: _OpenStream) -> None:
         if stream is self._open:
@@ -135,11 +144,17 @@ class _OpenStream:
     """The engine's side of one stream, and the router's look at how long it has been silent."""
 
     def __init__(
-        self, clock: VirtualClock, engine: VirtualEngine, reader: WatchReader, link: TelemetryLink
+        self,
+        clock: VirtualClock,
+        engine: VirtualEngine,
+        reader: WatchReader,
+        pace: ReportPace,
+        link: TelemetryLink,
     ) -> None:
         self._clock = clock
         self.engine = engine
         self.reader = reader
+        self.pace = pace
         self._link = link
         self._is_open = True
         self._wake_s = math.inf
@@ -158,6 +173,10 @@ class _OpenStream:
     def acknowledge(self, ack: pb.SnapshotAck) -> None:
         if self._is_open and self.engine.is_alive:
             self._stream.on_acknowledged(ack)
+
+    def ask_pace(self, pace: pb.Pace) -> None:
+        if self._is_open and self.engine.is_alive:
+            self._stream.on_pace(pace)
 
     def _on_news(self) -> None:
         due_s = max(self._stream.due_s(), self._clock.now_s)

@@ -118,6 +118,19 @@ def test_messages_of_the_first_version_are_read_as_what_they_said(name: str) -> 
     assert len(UnknownFieldSet(message)) == 0
 
 
+def test_an_engine_that_knows_no_pace_finds_no_message_in_it() -> None:
+    """Field 1000 stands for what was not there in the first version, as `pace` was not."""
+    later = pb.WatchRequest.FromString(b"\xc2\x3e\x05later")
+
+    assert later.WhichOneof("message") is None
+
+
+def test_a_pace_keeps_its_number() -> None:
+    message = pb.WatchRequest(pace=pb.Pace(min_interval_s=0.5))
+
+    assert message.SerializeToString().hex() == "1a0909000000000000e03f"
+
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_what_a_later_version_adds_is_passed_over(name: str) -> None:
     expected, golden = GOLDEN[name]

@@ -44,6 +44,9 @@ class Router:
         ack = pb.SnapshotAck(epoch=self.epoch, seq=self._snapshot_seq)
         await self._call.write(pb.WatchRequest(snapshot_ack=ack))
 
+    async def ask_pace(self, min_interval_s: float) -> None:
+        await self._call.write(pb.WatchRequest(pace=pb.Pace(min_interval_s=min_interval_s)))
+
     async def read(self) -> None:
         """Take one event."""
         event = await self._call.read()
@@ -194,6 +197,20 @@ async def test_every_stream_has_a_heartbeat(engine: RunningEngine) -> None:
     assert not last.draining
     assert last.total_blocks == last.free_blocks > 0
     assert last.uptime_s > 0
+
+
+async def test_a_router_that_asks_for_fewer_reports_gets_fewer(engine: RunningEngine) -> None:
+    async with router(engine, secret=SECRET) as often, router(engine, "r2", SECRET) as seldom:
+        await seldom.ask_pace(1.0)
+        await often.read_until(lambda: often.loads)
+        async with httpx.AsyncClient(base_url=engine.url, timeout=DEADLINE_S) as client:
+            body = {"model": "sim", "prompt": "hello", "max_tokens": 400, "ignore_eos": True}
+            answer = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await often.read_until(lambda: often.loads[-1].generated_tokens >= 400)
+            await answer
+        await seldom.read_until(lambda: seldom.loads and seldom.loads[-1].generated_tokens >= 400)
+
+    assert 2 * len(seldom.loads) < len(often.loads)
 
 
 async def test_load_reports_settle_every_number_whatever_became_of_the_request(

@@ -130,12 +130,14 @@ class TokenizerFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., data: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("hello", "snapshot_ack")
+    __slots__ = ("hello", "snapshot_ack", "pace")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ACK_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     snapshot_ack: SnapshotAck
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., snapshot_ack: _Optional[_Union[SnapshotAck, _Mapping]] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., snapshot_ack: _Optional[_Union[SnapshotAck, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "router_version")
@@ -152,6 +154,12 @@ class SnapshotAck(_message.Message):
     epoch: bytes
     seq: int
     def __init__(self, epoch: _Optional[bytes] = ..., seq: _Optional[int] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("min_interval_s",)
+    MIN_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    min_interval_s: float
+    def __init__(self, min_interval_s: _Optional[float] = ...) -> None: ...
 
 class WatchEvent(_message.Message):
     __slots__ = ("seq", "epoch", "snapshot_begin", "snapshot_chunk", "snapshot_end", "blocks", "load")

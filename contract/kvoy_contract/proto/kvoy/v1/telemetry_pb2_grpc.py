@@ -70,7 +70,7 @@ class TelemetryServicer:
 
     def Watch(self, request_iterator, context):
         """One stream per router replica. Engine to router: a snapshot in chunks, then deltas and load reports.
-        Router to engine: `hello` first, then an acknowledgement of every complete snapshot.
+        Router to engine: `hello` first, then its pace and an acknowledgement of every complete snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
