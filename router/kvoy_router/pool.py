@@ -54,6 +54,8 @@ class Pool:
     ) -> None:
         self.router_id = router_id
         self.config = config or PoolConfig()
+        self.num_reports = 0
+        """Load reports that have come."""
         random = random or Random()
         self.policy: Policy = policy or KvAware(random)
         self.index = PrefixIndex(self.config.max_index_entries)
@@ -223,6 +225,7 @@ class Pool:
             self.assumed.drop(endpoint.slot, keys)
 
     def on_load(self, endpoint_id: str, load: LoadView, now_s: float) -> None:
+        self.num_reports += 1
         if endpoint := self._endpoints.get(endpoint_id):
             endpoint.take_load(load, now_s)
         self.index.sweep()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvoy_router.endpoint import Endpoint, Knowledge
@@ -86,6 +86,11 @@ class StateGauges(Collector):
             "kvoy_router_assumed_blocks",
             "Block hashes that are assumed of requests on their way",
             len(self._pool.assumed),
+        )
+        yield CounterMetricFamily(
+            "kvoy_router_load_reports",
+            "Load reports of engines; --max-reports-per-s bounds their rate",
+            self._pool.num_reports,
         )
 
     def _discovery_gauges(self) -> Iterator[Metric]:

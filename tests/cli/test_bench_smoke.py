@@ -175,3 +175,16 @@ def test_the_tokenise_benchmark_runs_from_end_to_end(
     assert pieces["figure"] == 2
     assert cold["figure"] > 0
     assert delay["figure"] > 0
+
+
+@pytest.mark.slow
+def test_load_reports_are_counted_and_bounded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["reports", "--smoke", "--repeats", "1", "--json", "--logs", str(tmp_path)]
+
+    assert main(argv) == 0
+
+    (report,) = msgspec.json.decode(capsys.readouterr().out)["benches"]
+    assert report["figures"]["bounded_reports_per_s"] > 0
+    assert report["figures"]["us_per_report"] > 0

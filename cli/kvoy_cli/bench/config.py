@@ -15,6 +15,7 @@ NAMES = (
     "memory",
     "equality",
     "index",
+    "reports",
     "tokenise",
     "calibrate",
 )

@@ -5,8 +5,9 @@ Like an engine's batch, all streams of one stand-in have their events at the sam
 as far apart as their requests came in, the arrivals that a proxy is measured by would depend on
 how fast it forwards requests.
 
-`python -m kvoy_cli.bench.fake_engine --count N --hashes H --gap-s G [--tokenizer FOLDER]` starts
-N of them in one process on free ports and prints these as one line of JSON. A streamed answer is
+`python -m kvoy_cli.bench.fake_engine --count N --hashes H --gap-s G --report-s R [--tokenizer
+FOLDER]` starts N of them in one process on free ports and prints these as one line of JSON; each
+reports its load every R seconds, or less often where a router asks for it. A streamed answer is
 `max_tokens` events, one write each, `gap` seconds apart, so that a proxy reads one event at a
 time.
 """
@@ -239,6 +240,9 @@ class FakeEngine(pb_grpc.TelemetryServicer):
         self, request_iterator: AsyncIterator[pb.WatchRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchEvent]:
         router_id = (await anext(request_iterator)).hello.router_id
+        pace = pb.Pace()
+        listening = asyncio.ensure_future(_listen(request_iterator, pace))
+        context.add_done_callback(lambda _: listening.cancel())
         seq = 0
         for event in self._snapshot():
             seq += 1
@@ -247,7 +251,7 @@ class FakeEngine(pb_grpc.TelemetryServicer):
         while True:
             seq += 1
             yield pb.WatchEvent(seq=seq, load=self.load_report(router_id))
-            await asyncio.sleep(self.heartbeat_s)
+            await asyncio.sleep(max(self.heartbeat_s, pace.min_interval_s))
 
     def _snapshot(self) -> list[pb.WatchEvent]:
         step = _HASHES_PER_CHUNK * _HASH_BYTES
@@ -276,11 +280,20 @@ class FakeEngine(pb_grpc.TelemetryServicer):
         )
 
 
+async def _listen(requests: AsyncIterator[pb.WatchRequest], pace: pb.Pace) -> None:
+    """Keeps in `pace` what the router asks for."""
+    with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError):
+        async for request in requests:
+            if request.HasField("pace"):
+                pace.CopyFrom(request.pace)
+
+
 @dataclass(frozen=True, slots=True)
 class _Options:
     count: int
     hashes: int
     gap_s: float
+    report_s: float
     tokenizer: Path | None
 
 
@@ -289,6 +302,7 @@ def _parse(argv: Sequence[str]) -> _Options:
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--hashes", type=int, default=0)
     parser.add_argument("--gap-s", type=float, default=0.003)
+    parser.add_argument("--report-s", type=float, default=0.5)
     parser.add_argument("--tokenizer", type=Path, default=None)
     return _Options(**vars(parser.parse_args(argv)))
 
@@ -315,9 +329,10 @@ async def _serve(options: _Options) -> None:
         tokenizer = byte_tokenizer_files()
     else:
         tokenizer = TokenizerFiles.from_folder(options.tokenizer)
-    await serve(
-        [FakeEngine(tokenizer, options.hashes, options.gap_s) for _ in range(options.count)]
-    )
+    engines = [FakeEngine(tokenizer, options.hashes, options.gap_s) for _ in range(options.count)]
+    for engine in engines:
+        engine.heartbeat_s = options.report_s
+    await serve(engines)
 
 
 if __name__ == "__main__":
