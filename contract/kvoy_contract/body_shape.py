@@ -12,7 +12,7 @@ import msgspec
 from kvoy_contract.errors import BadRequest
 from kvoy_contract.openai_requests import MAX_MESSAGES, MAX_PROMPTS
 
-MAX_STRUCTURE_BYTES = 1024 * 1024
+MAX_STRUCTURE_BYTES = 512 * 1024
 """Of a body, apart from its texts and token ids."""
 _TEXTS_OF_A_MESSAGE = ("content", "reasoning_content", "reasoning")
 _SHORTEST_PART = '{"type":"text","text":""},'

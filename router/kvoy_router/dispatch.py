@@ -28,11 +28,13 @@ from kvoy_router.affinity import affinity_of
 from kvoy_router.breaker import Breakers, pick_around
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, EngineInfo
+from kvoy_router.loop_share import LoopShare
 from kvoy_router.pool import Pool
 from kvoy_router.prompts import EncodedPrompt, Hashing, Prompts, guess
 from kvoy_router.request import InferenceRequest
 from kvoy_router.stream_progress import StreamProgress
 
+_LARGE_BODY_BYTES = 64 * 1024
 _UNUSED_STRIDE = 64
 """Of a request without hashes."""
 
@@ -94,13 +96,18 @@ class Dispatcher:
         self._breakers = breakers
         self._now_s = now_s
         self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
+        self._large_bodies = LoopShare()
 
     async def prepare(
         self, path: str, body: bytes, request_id: str, client: Client = ANYBODY
     ) -> Job:
         """Raises BadRequest, Forbidden, ModelNotFound or Unavailable."""
         request: ChatCompletionRequest | CompletionRequest
-        request = parse_chat(body) if path == CHAT_COMPLETIONS_PATH else parse_completion(body)
+        parse = parse_chat if path == CHAT_COMPLETIONS_PATH else parse_completion
+        if len(body) <= _LARGE_BODY_BYTES:
+            request = parse(body)
+        else:
+            request = await self._large_bodies.run(lambda: parse(body))
         client.check_model(request.model)
         if client.priority is not None:
             # What counts for an engine is the client's tenant, not what a body claims.
