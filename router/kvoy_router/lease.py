@@ -119,6 +119,7 @@ class Ledger:
         self.ended = 0
         """Leases that the last report counts although they have ended since."""
         self.ended_prefill_tokens = 0
+        """Of prompts that it has queued although they have been computed, or given up, since."""
         self.ended_context_tokens = 0
         self.version = 0
         """Counts changes, so that what was derived from the sums can be kept until the next one."""
@@ -154,6 +155,10 @@ class Ledger:
         if lease.number in self._unsettled:
             self._change()
             self.unsettled_prefill_tokens -= lease.prefill_tokens
+        elif lease.number in self._open:
+            # The report still has its prompt queued, and may be as old as a large fleet makes it.
+            self._change()
+            self.ended_prefill_tokens += lease.prefill_tokens
         lease.prefill_tokens = 0
 
     def close(self, lease: Lease) -> None:

@@ -33,6 +33,39 @@ def test_a_request_moves_from_the_reservation_into_the_engines_numbers() -> None
     assert (ended.num_requests, ended.queued_tokens) == (0, 0)
 
 
+def test_a_prompt_that_is_computed_is_queued_no_more_however_old_the_report_is() -> None:
+    fleet = Fleet(1)
+    endpoint = fleet.pool.endpoints[0]
+    first, second = (
+        fleet.pool.pick(fleet.request(prompt_hashes(6400, name)), fleet.now_s).lease
+        for name in "ab"
+    )
+    fleet.report("e0", waiting=2, queued_prefill_tokens=12_800, admitted_through=second.number)
+
+    first.on_first_token(fleet.now_s)
+    computed = occupancies([endpoint], [True])[0]
+    first.release(fleet.now_s)
+    ended = occupancies([endpoint], [True])[0]
+    fleet.report("e0", waiting=1, queued_prefill_tokens=6400, admitted_through=second.number)
+    reported = occupancies([endpoint], [True])[0]
+
+    assert [o.queued_tokens for o in (computed, ended, reported)] == [6400, 6400, 6400]
+    assert [o.num_requests for o in (computed, ended, reported)] == [2, 1, 1]
+    fleet.pool.check_integrity()
+
+
+def test_a_first_token_after_a_restart_changes_nothing_of_the_new_engine() -> None:
+    fleet = Fleet(1)
+    endpoint = fleet.pool.endpoints[0]
+    lease = fleet.pool.pick(fleet.request(prompt_hashes(6400, "a")), fleet.now_s).lease
+    endpoint.restart()
+    fleet.report("e0", waiting=1, queued_prefill_tokens=6400)
+
+    lease.on_first_token(fleet.now_s)
+
+    assert occupancies([endpoint], [True])[0].queued_tokens == 6400
+
+
 def test_a_number_beyond_the_watermark_settles_its_own_lease_only() -> None:
     fleet = Fleet(1)
     endpoint = fleet.pool.endpoints[0]
