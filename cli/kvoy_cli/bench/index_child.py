@@ -36,6 +36,19 @@ FLEETS = (8, 64, 1000)
 POLICIES = ("kv-aware", "least-load", "round-robin", "random")
 _MODEL = "model"
 _FURTHER_HOLDERS = 3
+_OTHER_LOOKUPS = 500_000
+"""Between two measurements of a cold prompt: their entries take more room than any cache has."""
+
+
+class MatchCost(msgspec.Struct, frozen=True):
+    """The longest prefix of a long prompt of which every engine holds another length, in ms."""
+
+    warm_ms: float
+    """As a pick looks for it in a large fleet, again and again for the same prompt."""
+    cold_ms: float
+    """The same for a prompt whose entries are in no cache of the processor."""
+    cold_all_ms: float
+    """Likewise, with all lengths told apart."""
 
 
 class IndexCost(msgspec.Struct, frozen=True):
@@ -48,8 +61,7 @@ class IndexCost(msgspec.Struct, frozen=True):
     shared_per_s: float
     """The same for hashes that others hold already."""
     removed_per_s: float
-    match_ms: float
-    """The longest prefix of a long prompt, over all engines."""
+    match: MatchCost
 
 
 class RouterCost(msgspec.Struct, frozen=True):
@@ -90,7 +102,7 @@ def measure_index(entries: int, engines: int, repeats: int) -> IndexCost:
     filled = _resident()
     shared_s = _cpu_of(lambda: _share(pool, names, shared, random))
     grown = _resident()
-    match_ms = _match_ms(pool, random, repeats)
+    match = _match_cost(pool, hashes, random, repeats)
     removed_s = _cpu_of(remove)
     num_shared = _FURTHER_HOLDERS * sum(map(len, shared)) // HASH_BYTES
     return IndexCost(
@@ -101,7 +113,7 @@ def measure_index(entries: int, engines: int, repeats: int) -> IndexCost:
         stored_per_s=entries / stored_s,
         shared_per_s=num_shared / shared_s,
         removed_per_s=sum(map(len, removed)) / HASH_BYTES / removed_s,
-        match_ms=match_ms,
+        match=match,
     )
 
 
@@ -114,20 +126,40 @@ def _share(pool: Pool, names: Sequence[str], chains: Sequence[memoryview], rando
             pool.on_blocks(name, b"", chain, False, 0.0)
 
 
-def _match_ms(pool: Pool, random: Random, repeats: int) -> float:
-    """As a pick does it in a large fleet; every engine holds another length of the prompt."""
+def _match_cost(pool: Pool, hashes: memoryview, random: Random, repeats: int) -> MatchCost:
+    """`hashes` are others that the index holds."""
+    prompts = [_long_prompt(pool, random) for _ in range(2 * repeats + 1)]
+    others = keys_of(hashes[: HASH_BYTES * _OTHER_LOOKUPS])
+
+    def cold_s(prompt: bytes, max_groups: int) -> float:
+        for key in others:
+            pool.index.holders(key)
+        return _cpu_of(lambda: _match(pool, prompt, max_groups))
+
+    cold = [cold_s(prompt, MAX_GROUPS) for prompt in prompts[:repeats]]
+    cold_all = [cold_s(prompt, sys.maxsize) for prompt in prompts[repeats:-1]]
+    rounds = 20
+
+    def match() -> None:
+        for _ in range(rounds):
+            _match(pool, prompts[-1], MAX_GROUPS)
+
+    warm = [_cpu_of(match) / rounds for _ in range(repeats)]
+    return MatchCost(1000 * median(warm), 1000 * median(cold), 1000 * median(cold_all))
+
+
+def _long_prompt(pool: Pool, random: Random) -> bytes:
+    """Hashes of a prompt of which each engine holds another length."""
     count = LONG_PROMPT_TOKENS // STRIDE
     prompt = random.randbytes(HASH_BYTES * count)
     for number, endpoint in enumerate(pool.endpoints):
         depth = count * (number + 1) // len(pool.endpoints)
         pool.index.store(endpoint.slot, keys_of(prompt[: depth * HASH_BYTES]))
-    rounds = 20
+    return prompt
 
-    def match() -> None:
-        for _ in range(rounds):
-            pool.index.match_groups(keys_of(prompt), pool.assumed.sets, MAX_GROUPS)
 
-    return 1000 * median(_cpu_of(match) / rounds for _ in range(repeats))
+def _match(pool: Pool, prompt: bytes, max_groups: int) -> None:
+    pool.index.match_groups(keys_of(prompt), pool.assumed.sets, max_groups)
 
 
 def _picks(repeats: int) -> tuple[Decision, dict[str, float]]:
