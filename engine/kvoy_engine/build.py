@@ -77,6 +77,7 @@ def assemble(runner: Runner, model_identity: str, config: EngineConfig) -> Built
             max_waiting=config.max_num_waiting,
             enable_prefix_caching=config.enable_prefix_caching,
             interference_ratio=config.interference_ratio,
+            background_ratio=config.background_ratio,
             max_step_s=config.max_step_s,
         )
     except ValueError as error:

@@ -181,6 +181,11 @@ class EngineConfig:
         help="while sequences stream, a step with prompt chunks takes at most so many times a step "
         "without; 0: no bound",
     )
+    background_ratio: float = setting(
+        1.75,
+        help="the same for prompts of less important requests while more important ones come; "
+        "0: no bound",
+    )
     max_step_s: float = setting(
         1.0,
         help="estimated seconds that a step with prompt chunks takes at most: aborts and new "

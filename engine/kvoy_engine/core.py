@@ -192,7 +192,7 @@ class EngineCore:
     def _refusal(self, message: AddRequest) -> list[TokensOut] | None:
         config = self.config
         longest = max(len(start.output_ids) for start in message.choices)
-        num_tokens = len(message.prompt_ids) + min(longest + 1, message.params.max_tokens)
+        num_tokens = len(message.prompt_ids) + min(max(longest, 1), message.params.max_tokens)
         if num_tokens > config.token_limit:
             kind = ErrorKind.TOO_LONG
             holder = (

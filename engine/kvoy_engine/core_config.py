@@ -34,6 +34,10 @@ class CoreConfig:
     """Estimated seconds that a step with prefill chunks may take. Commands are heard between steps,
     so on machines that prefill slowly this bounds how late an abort frees its blocks and how long a
     short prompt waits for a long one's chunk. 0: no bound."""
+    background_ratio: float = 1.75
+    """As `interference_ratio`, for prompts of less important requests while more important ones
+    come, and whether or not anything streams: who comes during a step waits for its end. 0: no
+    bound."""
     min_chunk_tokens: int = 2
     """The first prefill of a step makes at least this progress, whatever the bound says."""
     headroom_blocks: int = 2
@@ -59,10 +63,10 @@ class CoreConfig:
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least "
                 f"max_num_seqs {self.max_num_seqs}"
             )
-        if self.interference_ratio and self.interference_ratio <= 1:
-            raise ValueError(
-                f"interference_ratio must be above 1, or 0: no bound; not {self.interference_ratio}"
-            )
+        for name in ("interference_ratio", "background_ratio"):
+            ratio = getattr(self, name)
+            if ratio and ratio <= 1:
+                raise ValueError(f"{name} must be above 1, or 0: no bound; not {ratio}")
         if self.max_step_s < 0:
             raise ValueError(f"max_step_s must be at least 0, not {self.max_step_s}")
         if self.headroom_blocks < 0:

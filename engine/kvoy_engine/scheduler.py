@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvoy_contract.blocks import BlockHash
+from kvoy_engine.background import Background
 from kvoy_engine.batch import Batch, Row
 from kvoy_engine.block_pool import NO_BLOCK, BlockPool
 from kvoy_engine.core_config import CoreConfig
@@ -28,6 +29,9 @@ class Scheduler:
         self._config = config
         self._pool = pool
         self._pace = pace
+        self._background = Background(config.background_ratio, pace)
+        self._now_s = 0.0
+        """Of the last step."""
         self._block_size = config.block_size
         self._waiting = SequenceQueue()
         self._prefilling = SequenceQueue()
@@ -64,6 +68,7 @@ class Scheduler:
         """Queue a new sequence. Its hashes are there if it may use the cache."""
         num_hits = len(self._pool.find_prefix(seq.hashes, self._hit_limit(seq)))
         self._count_queued(seq, seq.num_tokens - num_hits * self._block_size)
+        self._background.on_arrival(seq.key[0], seq.request.arrival_s)
         self._waiting.add(seq)
 
     def finish(self, seq: Sequence) -> None:
@@ -85,12 +90,14 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> Batch:
         """The next step's rows; empty only when there is no work."""
+        self._now_s = now_s
         self.scheduled = []
         rows: list[Row] = []
         decode_context = self._schedule_decodes(rows)
         num_decodes = len(rows)
         self.shape = StepShape(num_decodes, decode_context)
         if self._prefilling.items or self._waiting.items:
+            self._serve_passed_over(now_s)
             self._schedule_prefills(rows, now_s)
         return Batch(rows)
 
@@ -130,8 +137,14 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens - len(rows)
         allowance_s = self._allowance_s()
         num_tokens = context = 0
-        work = 0.0
+        work = spent_s = 0.0
+        is_yielding = False
         for seq in self._in_turn(now_s):
+            if not is_yielding and self._background.includes(seq, now_s):
+                is_yielding = True
+                allowance_s = self._background.allowance_s(self.shape, allowance_s, spent_s)
+                if num_tokens and allowance_s is not None and allowance_s <= 0:
+                    break
             start = seq.num_computed
             chunk = min(seq.num_remaining, budget)
             if allowance_s is not None:
@@ -139,7 +152,10 @@ class Scheduler:
                 chunk = min(
                     chunk, limit if num_tokens else max(limit, self._config.min_chunk_tokens)
                 )
-                allowance_s -= self._pace.chunk_s(start, chunk)
+            chunk_s = self._pace.chunk_s(start, chunk)
+            spent_s += chunk_s
+            if allowance_s is not None:
+                allowance_s -= chunk_s
             if not chunk:
                 break
             end = start + chunk
@@ -159,6 +175,7 @@ class Scheduler:
                 )
             )
             self.scheduled.append(seq)
+            seq.served_s = now_s
             budget -= chunk
             num_tokens += chunk
             context += end
@@ -179,6 +196,15 @@ class Scheduler:
         if config.interference_ratio and shape.num_decodes:
             bounds.append(pace.allowance_s(shape, config.interference_ratio))
         return min(bounds, default=None)
+
+    def _serve_passed_over(self, now_s: float) -> None:
+        """Let a prompt that has yielded too long go before others."""
+        seq = self._background.passed_over((self._waiting, self._prefilling), now_s)
+        if seq is not None:
+            queue = self._waiting if seq.status is Status.WAITING else self._prefilling
+            queue.remove(seq)
+            self._background.promote(seq)
+            queue.add(seq)
 
     def _in_turn(self, now_s: float) -> Iterator[Sequence]:
         """Prefilling sequences in the order of service; a waiting one is admitted in its turn.
@@ -303,6 +329,7 @@ class Scheduler:
         seq.status = Status.WAITING
         seq.num_computed = seq.num_registered = 0
         seq.num_preemptions += 1
+        seq.served_s = self._now_s
         self.num_preemptions += 1
         if seq.prompt_logprobs is not None:
             seq.prompt_logprobs = [None]

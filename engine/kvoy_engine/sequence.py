@@ -89,6 +89,7 @@ class Sequence:
         "queued_tokens",
         "request",
         "seq_id",
+        "served_s",
         "status",
         "stop_ids",
         "token_limit",
@@ -106,7 +107,7 @@ class Sequence:
         self.output_ids = list(start.output_ids)
         self.block_size = config.block_size
         self.key = (request.priority, request.arrival_s, seq_id)
-        """The order of service: priority, then arrival."""
+        """The order of service: priority, then arrival. See `background` for a change of it."""
         self.status = Status.WAITING
         self.stop_ids = frozenset(params.stop_token_ids)
         self.token_limit = min(config.token_limit, len(self.prompt_ids) + params.max_tokens)
@@ -124,6 +125,8 @@ class Sequence:
         count."""
         self.num_preemptions = 0
         self.first_scheduled_s: float | None = None
+        self.served_s = request.arrival_s
+        """When a part of its prompt was last computed, or it came or was preempted."""
         self.blocked_on: BlockHash | None = None
         """While it waits: the first block that it did not find in the cache, if it could use it."""
         self.queued_tokens = 0

@@ -396,6 +396,16 @@ def test_a_choice_that_was_already_complete_ends_without_a_token(
     assert core.result("a", 1).token_ids == naive_output(prompt(13), params, choice=1)[0]
 
 
+def test_a_choice_that_has_filled_the_models_length_ends_without_a_token() -> None:
+    core = driver(max_model_len=20)
+    output_ids = list(range(10, 17))
+
+    core.add("a", prompt(13), GREEDY, choices=[ChoiceStart(0, output_ids)])
+
+    assert core.result("a").finish_reason is FinishReason.LENGTH
+    assert core.result("a").token_ids == output_ids
+
+
 def test_prompt_logprobs_are_complete_over_chunks_and_despite_the_cache() -> None:
     core = driver(max_num_batched_tokens=16)
     core.add("first", prompt(41), GREEDY)

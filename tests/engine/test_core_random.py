@@ -29,6 +29,7 @@ class Workload:
             max_num_batched_tokens=max_num_seqs + rng.choice([0, 5, 40, 500]),
             enable_prefix_caching=rng.random() < 0.9,
             interference_ratio=rng.choice([0, 1.5, 2.5]),
+            background_ratio=rng.choice([0, 1.1, 2.0]),
         )
         self.prefixes = [[rng.randrange(50) for _ in range(rng.randrange(1, 60))] for _ in range(3)]
         self.failing = {(f"r{i}", rng.randrange(6)) for i in range(40) if rng.random() < 0.05}
