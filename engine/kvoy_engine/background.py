@@ -3,8 +3,8 @@
 A step cannot be interrupted, so who comes during one waits for its end, and who computes a prompt
 in it waits for everything else in it. While more important requests come, less important prompts
 therefore make steps only a little longer than their decodes, what more important ones take
-included (`scheduler`). They cannot starve: one that has been passed over for long is served like the more
-important ones, one after another. Pure.
+included (`scheduler`). They cannot starve: one that has been passed over for long is served like
+the more important ones, one after another. Pure.
 """
 
 from __future__ import annotations
