@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from kvoy_contract.testing import FakeEngine
+from kvoy_contract.testing import FakeEngine, Fault, Script
 from kvoy_router.app import Router
 from kvoy_router.testing import eventually, in_flight, running_router
 
@@ -198,3 +198,30 @@ async def test_a_stream_that_stops_tells_whole_events_and_then_one_error(hostile
             assert len(events) == 2
             error = json.loads(events[1].removeprefix("data: "))["error"]
             assert re.search(words, error["message"]), error
+
+
+async def test_a_request_keeps_its_name_and_its_trace_wherever_it_goes_on(
+    start_engine: StartEngine,
+) -> None:
+    engines = [await start_engine(resume=True) for _ in range(3)]
+    engines[0].script = Script(status=500)
+    engines[1].script = Script(pieces=("a", "b", "c"), fault=Fault.CUT, fault_after=2)
+    headers = {"x-request-id": "my-name", "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+
+    async with facing(*engines, breaker_failures=0) as router:
+        url = f"http://127.0.0.1:{router.server.port}/v1/chat/completions"
+        async with httpx.AsyncClient(timeout=30) as client:
+            answers = [
+                await client.post(url, json=CHAT | {"stream": True}, headers=headers)
+                for _ in range(3)
+            ]
+
+    assert [answer.headers["x-request-id"] for answer in answers] == ["my-name"] * 3
+    assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
+    received = [request for engine in engines for request in engine.requests]
+    assert len(received) > 4, "nothing was retried and resumed"
+    for request in received:
+        assert {name: request.headers[name] for name in headers} == headers
+    for engine in engines:
+        ids = [r.envelope.request_id for r in engine.requests if r.envelope is not None]
+        assert len(set(ids)) == len(engine.requests), "its live requests are told apart by these"
