@@ -26,6 +26,7 @@ from kvoy_router.endpoint import EngineInfo
 from kvoy_router.pool import Pool
 from kvoy_router.prompts import Prompts
 from kvoy_router.report_pace import ReportPace
+from kvoy_router.time_limit import TimeLimit
 from kvoy_router.watch_reader import (
     SILENCE_S,
     Pauses,
@@ -182,7 +183,7 @@ class TelemetryClient:
             while True:
                 if (interval_s := pace.next_s(self._pool.num_endpoints)) is not None:
                     await self._say(call, pace=pb.Pace(min_interval_s=interval_s))
-                async with asyncio.timeout(self._options.silence_s):
+                with TimeLimit(self._options.silence_s):
                     event = await call.read()
                 if event is grpc.aio.EOF:
                     raise StreamBroken("it ended the stream")
@@ -194,7 +195,7 @@ class TelemetryClient:
             call.cancel()
 
     async def _say(self, call: Any, **message: Any) -> None:
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
+        with TimeLimit(_CALL_TIMEOUT_S):
             await call.write(pb.WatchRequest(**message))
 
     def _note_sync(self) -> None:

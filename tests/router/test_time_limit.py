@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -40,3 +41,24 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
 async def test_an_error_in_the_block_passes_through() -> None:
     with pytest.raises(ValueError, match="wrong"), TimeLimit(60.0):
         raise ValueError("wrong")
+
+
+async def test_what_comes_while_the_loop_is_busy_is_in_time() -> None:
+    """The loop does not look at anything for longer than the limit; then all is due at once."""
+    loop = asyncio.get_running_loop()
+    came = loop.create_future()
+
+    def block() -> None:
+        time.sleep(0.3)
+        loop.call_soon(loop.call_soon, came.set_result, "here")
+
+    loop.call_soon(block)
+    with TimeLimit(0.05):
+        assert await came == "here"
+
+
+async def test_a_late_limit_still_ends_what_never_comes() -> None:
+    asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+
+    with pytest.raises(TimeoutError), TimeLimit(0.05):
+        await asyncio.Event().wait()
