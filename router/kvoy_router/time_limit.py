@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-
 _LATE_S = 0.1
 """A timer that comes so long after its time says that the loop was busy."""
 
