@@ -28,6 +28,8 @@ from kvoy_cli.bench.soak.numbered import StreamCheck, Tally
 _END = b"\n\n"
 _DONE = b"data: [DONE]\n\n"
 _LAST = b'"finish_reason":"length"'
+_PROMPT = "Tell me all of it."
+"""The same for all: it is the answers that are many. `soak prompts` is about prompts."""
 _REPORT_S = 1.0
 _PAUSE_AFTER_FAILURE_S = 0.5
 
@@ -54,7 +56,7 @@ class _Stream(asyncio.Protocol):
         self._check = StreamCheck(label, num_events, self._load.tally)
         self._rest = b""
         self._is_complete = False
-        messages = [{"role": "user", "content": f"Tell me all of {label}."}]
+        messages = [{"role": "user", "content": _PROMPT}]
         request = chat(fake_answers.MODEL, messages, num_events, user=label)
         self._transport.write(request.to_bytes("127.0.0.1"))
 
