@@ -65,7 +65,7 @@ def _add_setting(
     if has_default:
         options["default"] = field.default
     if "choices" in meta:
-        options["choices"] = list(meta["choices"])
+        options["choices"] = list(map(str, meta["choices"]))
     if value_type is bool:
         options["action"] = configargparse.argparse.BooleanOptionalAction
     else:
@@ -108,14 +108,21 @@ def _help_text(text: str, default: Any, show_default: bool) -> str:
 
 
 def from_namespace(config_type: type[T], namespace: Any) -> T:
-    """Build the dataclass from parsed arguments; its `__post_init__` validates, naming fields."""
+    """Build the dataclass from parsed arguments. Its `__post_init__` validates, naming fields; the
+    ValueError that is raised here names the flags that they are for whoever starts the process."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config_type):  # type: ignore[arg-type]
         value = getattr(namespace, field.name)
         if value is None and field.default is not dataclasses.MISSING:
             value = field.default
         values[field.name] = tuple(value) if isinstance(value, list) else value
-    return config_type(**values)
+    try:
+        return config_type(**values)
+    except ValueError as error:
+        names, colon, rest = str(error).partition(": ")
+        if all(name in values for name in names.split(", ")):
+            names = names.replace("_", "-")
+        raise ValueError(f"{names}{colon}{rest}") from None
 
 
 class BadSetting(SystemExit):

@@ -300,8 +300,8 @@ class RouterConfig:
             ("decisions_kept", 0),
             ("max_reports_per_s", 1),
         ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: must be at least {least}")
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name}: must be at least {least}, not {value}")
 
     @property
     def engines(self) -> tuple[EngineAddress, ...]:
