@@ -21,6 +21,7 @@ from kvoy_router.errors import (
     IdleTimeout,
 )
 from kvoy_router.http_message import Headers, encode_request_head
+from kvoy_router.time_limit import TimeLimit
 from kvoy_router.upstream_connection import UpstreamConnection
 
 _ON_ITS_WAY_S = 0.5
@@ -206,7 +207,7 @@ class ClientPool:
     async def _connect(self, address: str) -> UpstreamConnection:
         host, _, port = address.rpartition(":")
         try:
-            async with asyncio.timeout(self.limits.connect_s):
+            with TimeLimit(self.limits.connect_s):
                 _, connection = await self._loop.create_connection(
                     UpstreamConnection, host.strip("[]"), int(port)
                 )
