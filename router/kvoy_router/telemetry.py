@@ -22,7 +22,7 @@ from kvoy_contract.prompt import TokenizerFiles
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2 as pb
 from kvoy_contract.proto.kvoy.v1 import telemetry_pb2_grpc as pb_grpc
 from kvoy_router.config import EngineAddress
-from kvoy_router.endpoint import EngineInfo
+from kvoy_router.endpoint import EngineInfo, Knowledge
 from kvoy_router.pool import Pool
 from kvoy_router.prompts import Prompts
 from kvoy_router.report_pace import ReportPace
@@ -133,9 +133,19 @@ class TelemetryClient:
             )
             await self._ensure_tokenizer(stub, description, metadata)
             info = read_description(description)
+            self._check_identity(info)
             self._pool.on_describe(self._endpoint_id, info, self._now_s())
             self._check_names()
             await self._watch(stub, info, metadata)
+
+    def _check_identity(self, info: EngineInfo) -> None:
+        """An engine may have several addresses. To count its memory and its queue twice, and to
+        fail over from it to itself, helps nobody. Raises StreamBroken while it is watched at
+        another address."""
+        for other in self._pool.endpoints:
+            is_same = other.info is not None and other.info.epoch == info.epoch
+            if is_same and other.id != self._endpoint_id and other.knowledge is not Knowledge.LOST:
+                raise StreamBroken(f"it is the engine that is known as {other.name}")
 
     def _check_names(self) -> None:
         mismatch = self._pool.mismatch(self._endpoint_id)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -151,6 +153,37 @@ async def test_a_fleet_with_one_tokenizer_hands_it_over_once(start_engine: Start
         assert router.prompts.digests == {engines[0].tokenizer.digest}
 
     assert sum(engine.num_tokenizer_calls for engine in engines) == 1
+
+
+async def test_an_engine_with_two_addresses_counts_once_and_is_kept_while_it_has_one(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    engine = await start_engine()
+    port, telemetry = engine.address.rpartition(":")[2], engine.telemetry_address
+    names = [f"{host}:{port}" for host in ("127.0.0.1", "localhost")]
+    file = tmp_path / "engines.yaml"
+
+    def write(addresses: list[str]) -> None:
+        entries = [{"address": address, "telemetry": telemetry} for address in addresses]
+        file.write_text(json.dumps({"engines": entries}))
+
+    def known(router: Router) -> list[str]:
+        return [e.id for e in router.pool.endpoints if e.knowledge is Knowledge.EXACT]
+
+    write(names)
+    async with running_router([], engine=(), engines_file=str(file), wait=False) as router:
+        await eventually(lambda: len(known(router)) == 1)
+        (first,) = known(router)
+        await eventually(lambda: f"it is the engine that is known as {first}" in reasons(caplog))
+        assert router.pool.models() == ["m"]
+
+        other = names[1 - names.index(first)]
+        write([other])
+        await eventually(lambda: known(router) == [other])
+
+
+def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.__dict__.get("reason", "") for record in caplog.records]
 
 
 async def test_a_wrong_secret_leaves_the_engine_unknown(
