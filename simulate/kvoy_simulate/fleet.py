@@ -127,6 +127,19 @@ class Fleet:
             assert not engine.num_open, f"{engine.name} has requests that nobody waits for"
             assert not engine.core.has_work, f"{engine.name} computes for nobody"
 
+    def settle(self, within_s: float) -> None:
+        """Run on until nothing is left of any request. Raises AssertionError where that takes
+        longer."""
+        clock = self.clock
+        end_s = clock.now_s + within_s
+        while True:
+            try:
+                return self.check_settled()
+            except AssertionError:
+                if clock.now_s >= end_s:
+                    raise
+            clock.run(min(end_s, clock.now_s + SETTLE_S))
+
     def outcome(self) -> Outcome:
         scenario, recorder, replicas = self.scenario, self.recorder, self.replicas
         counters = sum(map(_counters_of, self.engines.values()), Counter(self._ended))

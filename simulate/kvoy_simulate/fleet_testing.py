@@ -8,6 +8,7 @@ from kvoy_engine.core_config import CoreConfig
 from kvoy_engine.timing_model import TimingModel
 from kvoy_simulate.fleet import Fleet
 from kvoy_simulate.outcome import Outcome
+from kvoy_simulate.runs import event_end_s
 from kvoy_simulate.scenario import EngineGroup, Event, Scenario
 from kvoy_simulate.traffic import PromptSpec, SimRequest
 
@@ -77,8 +78,10 @@ def play(scenario: Scenario, policy: str = "kv-aware", seed: int = 1) -> Outcome
 
     look()
     fleet.run()
-    fleet.clock.run(fleet.clock.now_s + 30.0)
-    fleet.check_settled()
+    fleet.clock.run(
+        min(fleet.clock.now_s + 30.0, max(map(event_end_s, scenario.events), default=0))
+    )
+    fleet.settle(30.0)
     return fleet.outcome()
 
 

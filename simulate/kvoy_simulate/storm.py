@@ -17,6 +17,7 @@ from kvoy_engine.timing_model import TimingModel
 from kvoy_router.flow_ticket import FlowLimits
 from kvoy_simulate.fleet import Fleet
 from kvoy_simulate.outcome import Outcome, Status
+from kvoy_simulate.runs import event_end_s
 from kvoy_simulate.scenario import (
     EngineDies,
     EngineGroup,
@@ -34,7 +35,9 @@ from kvoy_simulate.traffic import PromptSpec, SimRequest
 
 POLICIES = ("kv-aware", "kv-aware", "least-load", "round-robin", "random")
 DURATION_S = 10.0
-CHECK_S = 0.7
+MEAN_CHECK_S = 1.5
+"""Between two looks at all invariants, at random: over many storms every moment has its look."""
+_JUST_AFTER_S = 1e-6
 AFTERMATH_S = 30.0
 """No event lasts longer after its storm; by then nothing may be left of any request."""
 
@@ -101,15 +104,18 @@ def weather(seed: int) -> Outcome:
     """Run the storm of a seed. Raises AssertionError when something that must hold does not."""
     scenario, policy = make(seed)
     fleet = Fleet(scenario, policy, seed)
+    random = Random(f"looks/{seed}")
 
     def look() -> None:
         fleet.check_integrity()
-        fleet.clock.after(CHECK_S, look)
+        fleet.clock.after(random.expovariate(1 / MEAN_CHECK_S), look)
 
     look()
+    for event in scenario.events:
+        fleet.clock.at(event.at_s + _JUST_AFTER_S, fleet.check_integrity)
     fleet.run()
-    fleet.clock.run(fleet.clock.now_s + AFTERMATH_S)
-    fleet.check_settled()
+    fleet.clock.run(max(map(event_end_s, scenario.events)))
+    fleet.settle(AFTERMATH_S)
     outcome = fleet.outcome()
     check(outcome)
     return outcome

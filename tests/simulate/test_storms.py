@@ -1,7 +1,7 @@
 """Random failures in small fleets: whatever happens, every request ends and every lease returns.
 
-Each storm checks all invariants of pools, ledgers, schedulers and block pools every 0.7 virtual
-seconds, and that nothing is left of any request at the end. `python -m kvoy_simulate.storm` runs
+Each storm checks all invariants of pools, ledgers, schedulers and block pools right after each
+mishap and at random moments, and that nothing is left of any request at the end. `python -m kvoy_simulate.storm` runs
 any number of them.
 """
 
