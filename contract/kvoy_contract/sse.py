@@ -6,13 +6,16 @@ is a comment. Fields other than `data` are passed over. `SseEvent.raw` holds an 
 they came, so that a proxy forwards them untouched.
 
 A native engine that is asked for token ids says them in an event of a comment alone, behind the
-chunks of one write:
+events of one write and in an HTTP chunk of its own:
 
     : kvoy-ids <choice> <id>,<id>,...[;<choice> <id>,...]
 
-It closes that write: what the chunks before it say of a choice is exactly these ids, so another
-engine that is given all ids up to here goes on behind those chunks. A `!` behind the ids marks a
+It closes that write: what the events before it say of a choice is exactly these ids, so another
+engine that is given all ids up to here goes on behind those events. A `!` behind the ids marks a
 choice whose finish reason is among them. A choice that has begun without any id has an empty list.
+A single id has seven digits, so that nearly all of these chunks are equally long: a router tells by
+a read's last bytes where to cut it, and passes the chunk before the cut on as it is. Whoever reads
+them takes any number of digits, and any framing.
 """
 
 from __future__ import annotations
@@ -56,10 +59,16 @@ class ChoiceIds(NamedTuple):
 def token_ids_event(choices: Iterable[ChoiceIds]) -> bytes:
     """The event that closes a write; see the module's text."""
     parts = [
-        b"%d %s%s" % (choice, ",".join(map(str, ids)).encode(), b"!" if is_ended else b"")
+        b"%d %s%s" % (choice, _ids_text(ids), b"!" if is_ended else b"")
         for choice, ids, is_ended in choices
     ]
     return TOKEN_IDS_COMMENT + b";".join(parts) + b"\n\n"
+
+
+def _ids_text(ids: Sequence[int]) -> bytes:
+    if len(ids) == 1:
+        return b"%07d" % ids[0]
+    return ",".join(map(str, ids)).encode()
 
 
 def parse_token_ids(text: bytes) -> list[ChoiceIds]:

@@ -241,9 +241,8 @@ class FakeEngine(FakeTelemetry):
             choice: dict[str, Any] = {"index": 0, "finish_reason": None}
             choice |= {"delta": {"content": piece}} if is_chat else {"text": piece}
             event = b"data: %b\n\n" % json.dumps(chunk(is_chat, fields, [choice])).encode()
-            if wants_ids:
-                event += token_ids_event([ChoiceIds(0, [index + 1])])
-            writer.write(_framed(event))
+            ids = _framed(token_ids_event([ChoiceIds(0, [index + 1])])) if wants_ids else b""
+            writer.write(_framed(event) + ids)
             await writer.drain()
         end: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
         end["delta" if is_chat else "text"] = {} if is_chat else ""

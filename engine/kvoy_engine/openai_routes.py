@@ -152,14 +152,15 @@ class OpenAiRoutes:
         await exchange.start_stream()
         try:
             while not generation.is_finished:
-                if chunks := exchange.encode(pieces):
-                    await asgi.send_part(exchange.send, chunks)
+                if pieces:
+                    await exchange.send_pieces(pieces)
                 pieces = await generation.next_pieces(stream)
         except ApiError as error:
             await asgi.send_part(exchange.send, sse.error_event(error), is_last=True)
             raise StreamBroken from error
-        last = exchange.encode(pieces) + exchange.encode_end()
-        await asgi.send_part(exchange.send, last, is_last=True)
+        if pieces:
+            await exchange.send_pieces(pieces)
+        await asgi.send_part(exchange.send, exchange.encode_end(), is_last=True)
 
     async def _collect(
         self, exchange: _Exchange, generation: Generation, stream: OutputStream
@@ -311,20 +312,20 @@ class _Exchange:
         self.is_streaming = True
         await asgi.start_stream(self.send, self.headers())
 
-    def encode(self, pieces: list[Piece]) -> bytes:
-        """Events for these pieces, joined."""
+    async def send_pieces(self, pieces: list[Piece]) -> None:
+        """Events for these pieces; with the ids that close them, where asked, in a part of their
+        own: both leave in one write of the socket."""
         assert self._prepared is not None
         assert self._responder is not None
         usage = self._chunk_usage()
         chunks = [self._responder.chunk(piece, usage) for piece in pieces]
-        if pieces and self._prepared.wants_token_ids:
-            chunks.append(
-                sse.token_ids_event(
-                    ChoiceIds(piece.index, piece.told_ids, piece.finish_reason is not None)
-                    for piece in pieces
-                )
+        await asgi.send_part(self.send, b"".join(chunks))
+        if self._prepared.wants_token_ids:
+            said = sse.token_ids_event(
+                ChoiceIds(piece.index, piece.told_ids, piece.finish_reason is not None)
+                for piece in pieces
             )
-        return b"".join(chunks)
+            await asgi.send_part(self.send, said)
 
     def encode_end(self) -> bytes:
         assert self._prepared is not None

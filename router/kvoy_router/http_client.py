@@ -1,9 +1,9 @@
 """HTTP/1.1 connections to engines: pooled, each with one exchange at a time, bodies pushed to a
 sink.
 
-A streamed chunk costs one parser call and one call of the sink; no task wakes up for it. A slow
-sink pauses reading, which stops the engine through TCP. Leaving an exchange before its end closes
-the connection, and that is how a request is cancelled."""
+No task wakes up for what is read: it is pushed, see `upstream_connection`. A slow sink pauses
+reading, which stops the engine through TCP. Leaving an exchange before its end closes the
+connection, and that is how a request is cancelled."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from kvoy_router.errors import (
 )
 from kvoy_router.http_message import Headers, encode_request_head
 from kvoy_router.time_limit import TimeLimit
-from kvoy_router.upstream_connection import UpstreamConnection
+from kvoy_router.upstream_connection import ShortCut, UpstreamConnection
 
+_LOOK_S = 0.25
+"""How exactly one knows when something came last."""
 _ON_ITS_WAY_S = 0.5
 """A request that is lost with a closed connection is known to be after a round trip."""
 
@@ -69,9 +71,7 @@ class Exchange:
     def media_type(self) -> bytes:
         return (self.header(b"content-type") or b"").partition(b";")[0].strip().lower()
 
-    async def relay(
-        self, sink: Callable[[bytes], None], frame_sink: Callable[[bytes], None] | None = None
-    ) -> None:
+    async def relay(self, sink: Callable[[bytes], None], short_cut: ShortCut | None = None) -> None:
         """Push the body into `sink` (see `UpstreamConnection.attach`); return at its end.
 
         Raises ConnectionBroken, BadResponse, or IdleTimeout when nothing came for `idle_s` although
@@ -79,11 +79,12 @@ class Exchange:
         """
         connection = self.connection
         idle_s = self._idle_s
-        connection.attach(sink, frame_sink)
+        connection.attach(sink, short_cut)
         watch: asyncio.TimerHandle | None = None
 
         def check() -> None:
             nonlocal watch
+            connection.look()
             now_s = self._loop.time()
             quiet_s = 0.0 if connection.is_reading_paused else now_s - connection.last_data_s
             if quiet_s >= idle_s:
@@ -135,6 +136,7 @@ class ClientPool:
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._busy: dict[str, set[UpstreamConnection]] = {}
         self._loop = asyncio.get_running_loop()
+        self._looking: asyncio.TimerHandle | None = None
 
     @property
     def num_idle(self) -> int:
@@ -188,21 +190,20 @@ class ClientPool:
         limit_s: float,
         idle_s: float,
     ) -> Exchange:
-        timer = self._loop.call_later(limit_s, self._overdue, connection, limit_s)
         self._busy.setdefault(address, set()).add(connection)
+        if self._looking is None:
+            self._looking = self._loop.call_later(_LOOK_S, self._look)
         try:
-            await connection.write(head, body)
-            await connection.head
-        except BaseException:
+            with TimeLimit(limit_s):
+                await connection.write(head, body)
+                await connection.head
+        except BaseException as error:
             self._forget_busy(address, connection)
             connection.close()
+            if isinstance(error, TimeoutError):
+                raise FirstByteTimeout(f"no answer within {limit_s:g} s") from None
             raise
-        finally:
-            timer.cancel()
         return Exchange(self, address, connection, idle_s)
-
-    def _overdue(self, connection: UpstreamConnection, limit_s: float) -> None:
-        connection.fail(FirstByteTimeout(f"no answer within {limit_s:g} s"))
 
     async def _connect(self, address: str) -> UpstreamConnection:
         host, _, port = address.rpartition(":")
@@ -233,11 +234,18 @@ class ClientPool:
         self._forget_busy(address, connection)
         idle = self._idle.setdefault(address, [])
         if connection.is_reusable and len(idle) < self.limits.max_idle_per_engine:
-            connection.sink = connection.frame_sink = None
+            connection.detach()
             connection.idle_since_s = self._loop.time()
             idle.append(connection)
         else:
             connection.close()
+
+    def _look(self) -> None:
+        """One timer for all exchanges, while there are any."""
+        self._looking = self._loop.call_later(_LOOK_S, self._look) if self._busy else None
+        for busy in self._busy.values():
+            for connection in busy:
+                connection.look()
 
     def _forget_busy(self, address: str, connection: UpstreamConnection) -> None:
         busy = self._busy[address]
@@ -251,6 +259,7 @@ class ClientPool:
 
         One that is silent because its client reads slowly is left alone."""
         now_s = self._loop.time()
+        quiet_s -= _LOOK_S  # what came last was seen so much later at the most
         quiet = [
             connection
             for connection in self._busy.get(address, ())
@@ -281,3 +290,5 @@ class ClientPool:
             for connection in idle:
                 connection.close()
         self._idle.clear()
+        if self._looking is not None:
+            self._looking.cancel()

@@ -112,7 +112,7 @@ class ServerConnection(asyncio.Protocol):
         self.is_discarding = True
         self._forget_input()
         if self._response is not None:
-            self._response.finished = True
+            self._response.lose()
         if self._task is not None:
             self._task.cancel()
 

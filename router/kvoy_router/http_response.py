@@ -37,6 +37,7 @@ class Response:
         "_transport",
         "finished",
         "keep_alive",
+        "on_lost",
         "on_pause",
         "on_resume",
         "status",
@@ -58,6 +59,8 @@ class Response:
         self.finished = False
         self.on_pause: Callable[[], None] = _nothing
         self.on_resume: Callable[[], None] = _nothing
+        self.on_lost: Callable[[], None] = _nothing
+        """The client has gone: `write_chunk` must not be used any more."""
 
     @property
     def is_paused(self) -> bool:
@@ -103,13 +106,20 @@ class Response:
 
     @property
     def takes_frames(self) -> bool:
-        """Whether a body without a length is chunked, so that `write_frame` may be used."""
+        """Whether a body without a length is chunked, so that `write_chunk` may be used."""
         return not self._head_only and not self._is_http_1_0
 
-    def write_frame(self, frame: bytes) -> None:
-        """Send one chunk that has its framing already, after the first `write`."""
-        if not self.finished:
-            self._transport.write(frame)
+    @property
+    def write_chunk(self) -> Callable[[bytes], None]:
+        """Sends chunks that have their framing already, between the first `write` and `end`. The
+        transport's own method, which knows nothing of this answer's state: see `on_lost`."""
+        return self._transport.write
+
+    def lose(self) -> None:
+        """The client has gone; what is written from now on is dropped."""
+        on_lost = self.on_lost
+        self._finish()
+        on_lost()
 
     def end(self) -> None:
         """Complete the message; the connection then serves the next request."""
@@ -141,4 +151,4 @@ class Response:
 
     def _finish(self) -> None:
         self.finished = True
-        self.on_pause = self.on_resume = _nothing
+        self.on_pause = self.on_resume = self.on_lost = _nothing

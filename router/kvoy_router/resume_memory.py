@@ -4,7 +4,7 @@ and counted in steps, so that a chunk costs no accounting."""
 from __future__ import annotations
 
 STEP_BYTES = 1024
-"""About 150 tokens."""
+"""About 80 tokens."""
 
 
 class ResumeMemory:

@@ -10,13 +10,14 @@ from kvoy_router.resume_memory import STEP_BYTES, ResumeMemory
 
 
 class StreamProgress:
-    """Entity of one streamed request. Token ids are kept as their text in the stream, about seven
+    """Entity of one streamed request. Token ids are kept as their text in the stream, about 13
     bytes each, and read only when they are needed."""
 
     __slots__ = (
         "_allowed_bytes",
         "_max_bytes",
         "_memory",
+        "_settled_bytes",
         "_taken_bytes",
         "answer_id",
         "cached_tokens",
@@ -32,11 +33,12 @@ class StreamProgress:
         stream cannot be resumed."""
         self._max_bytes = max_bytes
         self._memory = memory
-        self._taken_bytes = self._allowed_bytes = 0
+        self._settled_bytes = self._taken_bytes = self._allowed_bytes = 0
         self.answer_id = answer_id
         self.created = created
         self.said = bytearray()
-        """A line for every write that the client has got."""
+        """A line, and perhaps empty ones, for every write that the client has got. Always the same
+        object: the hot path adds to it, and `settle` is called some times a second."""
         self.lost: GaveUp | None = None
         """Why the stream cannot be resumed."""
         self.engine: EngineInfo | None = None
@@ -48,10 +50,21 @@ class StreamProgress:
 
     def take(self, line: bytes) -> None:
         """What the write that is told now says: the text of its ids, with its line end."""
-        if self.lost is None:
-            self.said += line
-            if len(self.said) > self._allowed_bytes:
-                self._grow()
+        self.said += line
+        self.settle()
+
+    def settle(self) -> bool:
+        """Bring the bounds up to date. Whether anything was said since the last time."""
+        num_bytes = len(self.said)
+        if num_bytes == self._settled_bytes:
+            return False
+        if self.lost is not None:
+            self.said.clear()
+            num_bytes = 0
+        self._settled_bytes = num_bytes
+        if num_bytes > self._allowed_bytes:
+            self._grow()
+        return True
 
     def _grow(self) -> None:
         num_bytes = len(self.said)
@@ -67,18 +80,20 @@ class StreamProgress:
 
     def close(self) -> None:
         """The request has ended: nothing is remembered any more."""
-        self.said = bytearray()
+        self.said.clear()
         self._memory.give_back(self._taken_bytes)
-        self._taken_bytes = self._allowed_bytes = 0
+        self._settled_bytes = self._taken_bytes = self._allowed_bytes = 0
 
     @property
     def num_told_tokens(self) -> int | None:
         """Of the answer so far; None where the engine does not say, or it became too long."""
+        self.settle()
         if self.lost is not None:
             return None
-        # In `0 12,13!;1 7` each choice has a space before its ids, and may have ended without any.
+        # In `0 12,13!;1 7` each choice has a space before its ids, and may have none.
         said = self.said
-        return said.count(b",") + said.count(b" ") - said.count(b" !")
+        num_lists = said.count(b" ") - said.count(b" !") - said.count(b" ;") - said.count(b" \n")
+        return said.count(b",") + num_lists
 
     def lose(self, reason: GaveUp) -> None:
         self.close()
@@ -91,6 +106,7 @@ class StreamProgress:
 
     def prepare_resume(self, num_choices: int) -> GaveUp | None:
         """Set `resume`, or say why there can be none."""
+        self.settle()
         if self.lost is None:
             try:
                 self.resume = self._state(num_choices)
@@ -102,7 +118,7 @@ class StreamProgress:
         output_ids: list[list[int]] = [[] for _ in range(num_choices)]
         begun, ended = set(), set()
         for line in bytes(self.said).splitlines():
-            for choice, token_ids, is_ended in parse_token_ids(line):
+            for choice, token_ids, is_ended in parse_token_ids(line) if line else ():
                 output_ids[choice] += token_ids
                 begun.add(choice)
                 if is_ended:

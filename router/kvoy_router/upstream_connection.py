@@ -1,19 +1,24 @@
 """One HTTP/1.1 connection to an engine: bytes in, one answer at a time out to a sink.
 
-A streamed chunk costs one call of the sink; no task wakes up for it. See `http_client` for the pool
-and for what callers use.
+A read of a stream costs one call; no task wakes up for it. Either it is parsed and what it brought
+goes to the sink, or, where the sink offers a short cut and the parser stands between two chunks, it
+goes to the short cut as it is: the loop calls that directly. See `http_client` for the pool and for
+what callers use.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 
 from kvoy_router.errors import BadResponse, ConnectionBroken
 from kvoy_router.http_message import Headers
+
+Reader = Callable[[bytes], None]
+"""Takes what one read brought."""
 
 _EARLY_BODY_BYTES = 64 * 1024
 _MAX_HEAD_BYTES = 64 * 1024
@@ -29,7 +34,7 @@ def _chunk_heads(max_bytes: int) -> list[bytes | tuple[()]]:
     return heads
 
 
-_CHUNK_HEADS = _chunk_heads(1024)
+CHUNK_HEADS = _chunk_heads(4096)
 
 
 def is_one_chunk(data: bytes) -> bool:
@@ -38,8 +43,8 @@ def is_one_chunk(data: bytes) -> bool:
     A short one that is written in an unusual way, such as with leading zeros, is not recognised.
     """
     num_bytes = len(data)
-    if num_bytes < len(_CHUNK_HEADS):
-        return data.startswith(_CHUNK_HEADS[num_bytes]) and data.endswith(b"\r\n")
+    if num_bytes < len(CHUNK_HEADS):
+        return data.startswith(CHUNK_HEADS[num_bytes]) and data.endswith(b"\r\n")
     end = data.find(b"\r\n", 0, 10)
     try:
         size = int(data[:end], 16)
@@ -48,10 +53,30 @@ def is_one_chunk(data: bytes) -> bool:
     return size > 0 and num_bytes == end + size + 4 and data.endswith(b"\r\n")
 
 
-class UpstreamConnection(asyncio.Protocol):
+class ShortCut(Protocol):
+    """What a sink does with reads that it recognises without a parser."""
+
+    def is_open(self) -> bool:
+        """Whether the next read may take it: the sink holds nothing back."""
+        ...
+
+    def reader(self, long_way: Reader) -> Reader:
+        """What takes reads that begin between two chunks of a chunked body. It passes on whole
+        chunks alone, and hands any read that is not of the shape that it knows to `long_way`."""
+        ...
+
+    def has_moved(self) -> bool:
+        """Whether it has taken a read since it was asked last."""
+        ...
+
+
+class UpstreamConnection(asyncio.BaseProtocol):
     """One connection; the attributes below are of the exchange that runs on it."""
 
     def __init__(self) -> None:
+        self._long_reader: Reader = self._parse
+        self.data_received: Reader = self._long_reader
+        """The transport's callback, which it looks up once: see `_take`."""
         self.transport: asyncio.Transport | None = None
         self.is_open = True
         self.idle_since_s = 0.0
@@ -70,8 +95,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.status = 0
         self.headers: Headers = []
         self.is_complete = False
-        self.sink: Callable[[bytes], None] | None = None
-        self.frame_sink: Callable[[bytes], None] | None = None
+        self.sink: Reader | None = None
+        self._short_cut: ShortCut | None = None
+        self._short_reader: Reader = self._long_reader
         self.begun_s = self.last_data_s = self._loop.time()
         self.is_movable = True
         """Whether another engine could take over what this one is asked for."""
@@ -97,13 +123,18 @@ class UpstreamConnection(asyncio.Protocol):
         # uvloop's transports are none of asyncio's classes, though they have all their methods.
         self.transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def eof_received(self) -> None:
+        return
+
+    def _take(self, reader: Reader) -> None:
+        """What is read from now on goes there."""
+        if self.data_received is not reader:
+            self.data_received = reader
+            if self.is_open and self.transport is not None:
+                self.transport.set_protocol(self)
+
+    def _parse(self, data: bytes) -> None:
         self.last_data_s = self._time()
-        frame_sink = self.frame_sink
-        if frame_sink is not None and self._is_between_chunks and is_one_chunk(data):
-            # The parser stays between two chunks, so it need not see this one.
-            frame_sink(data)
-            return
         self.num_bytes += len(data)
         if self.is_complete:
             self.fail(BadResponse("it sent more than its answer"))
@@ -120,6 +151,15 @@ class UpstreamConnection(asyncio.Protocol):
             # Anything behind a chunk that ends in a line end would be a chunk's header.
             self._is_between_chunks = self._chunk_ended and data.endswith(b"\r\n")
             self._push()
+            if self._short_cut is not None:
+                self._choose_way(self._short_cut)
+
+    def _choose_way(self, short_cut: ShortCut) -> None:
+        """The parser stays between two chunks, so it need not see what the short cut takes."""
+        if self._is_between_chunks and short_cut.is_open():
+            self._take(self._short_reader)
+        else:
+            self._take(self._long_reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
@@ -186,21 +226,30 @@ class UpstreamConnection(asyncio.Protocol):
         if self.is_complete and not self.done.done():
             self.done.set_result(None)
 
-    def attach(
-        self, sink: Callable[[bytes], None], frame_sink: Callable[[bytes], None] | None = None
-    ) -> None:
-        """Send all body bytes to `sink`, beginning with those that came already.
-
-        A read that is exactly one chunk of a chunked body goes to `frame_sink` instead, if there
-        is one, with its framing.
-        """
+    def attach(self, sink: Reader, short_cut: ShortCut | None = None) -> None:
+        """Send all body bytes to `sink`, beginning with those that came already, or with their
+        framing along `short_cut` where it can take them."""
         self.sink = sink
-        self.frame_sink = frame_sink
+        self._short_cut = short_cut
+        if short_cut is not None:
+            self._short_reader = short_cut.reader(self._long_reader)
         if self._parts:
             data = b"".join(self._parts)
             self._parts.clear()
             sink(data)
+        if short_cut is not None:
+            self._choose_way(short_cut)
         self.resume_reading()
+
+    def detach(self) -> None:
+        """Send nothing to the sink any more."""
+        self.sink = self._short_cut = None
+        self._take(self._long_reader)
+
+    def look(self) -> None:
+        """Bring `last_data_s` up to date: the short cut reads no clock."""
+        if self._short_cut is not None and self._short_cut.has_moved():
+            self.last_data_s = self._time()
 
     def _complete(self) -> None:
         self.is_complete = True

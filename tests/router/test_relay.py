@@ -28,13 +28,16 @@ class Upstream:
         self.failure: UpstreamError | None = None
         self.failure_at_end: UpstreamError | None = None
         self.connection = SimpleNamespace(
-            pause_reading=lambda: None, resume_reading=lambda: None, fail=self._fail
+            pause_reading=lambda: None,
+            resume_reading=lambda: None,
+            detach=lambda: None,
+            fail=self._fail,
         )
 
     def _fail(self, error: UpstreamError) -> None:
         self.failure = error
 
-    async def relay(self, sink: Callable[[bytes], None], frame_sink: object = None) -> None:
+    async def relay(self, sink: Callable[[bytes], None], short_cut: object = None) -> None:
         for piece in self._pieces:
             sink(piece)
             await asyncio.sleep(0)

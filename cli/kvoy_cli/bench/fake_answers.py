@@ -45,11 +45,11 @@ def is_chat(path: bytes) -> bool:
 
 
 def word_event(chat: bool, wants_ids: bool) -> bytes:
-    """One event with one word, framed as an HTTP chunk; with its token id behind it where asked."""
-    event = sse.data_event(_chunk(chat, _WORD, None))
+    """One event with one word, framed as an HTTP chunk; with that of its token id where asked."""
+    event = http_chunk(sse.data_event(_chunk(chat, _WORD, None)))
     if wants_ids:
-        event += sse.token_ids_event([sse.ChoiceIds(0, [_WORD_ID])])
-    return http_chunk(event)
+        event += http_chunk(sse.token_ids_event([sse.ChoiceIds(0, [_WORD_ID])]))
+    return event
 
 
 def stream_end(chat: bool) -> bytes:
