@@ -16,6 +16,7 @@ from kvoy_engine.batch import Runner, RunnerInfo
 from kvoy_engine.config import MIB, EngineConfig
 from kvoy_engine.core import EngineCore
 from kvoy_engine.core_config import CoreConfig
+from kvoy_engine.step_log import LoggedRunner
 
 Progress = Callable[[str], None]
 
@@ -60,6 +61,12 @@ def build_core(config: EngineConfig, progress: Progress) -> BuiltCore:
         identity = f"sim:{config.model_ref}"
     else:
         runner, identity = _torch_runner(config, progress)
+    if config.step_log is not None:
+        try:
+            runner = LoggedRunner(runner, Path(config.step_log))
+        except OSError as error:
+            runner.close()
+            raise ModelLoadFailed(f"--step-log {config.step_log}: {error.strerror}") from None
     return assemble(runner, identity, config)
 
 

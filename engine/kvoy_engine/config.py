@@ -200,6 +200,11 @@ class EngineConfig:
         55e-9, help="simulated seconds that each token of context adds to a step"
     )
     sim_row_s: float = setting(0.0, help="simulated seconds that each sequence adds to a step")
+    step_log: str | None = setting(
+        None,
+        metavar="FILE",
+        help="add a line of JSON for each step to this file: its time, rows, tokens, and context",
+    )
 
     # The server's limits, in seconds and bytes.
     max_body_bytes: ByteSize = setting(  # noqa: RUF009 (makes a field)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvoy_cli.bench.calibrate import SMOKE, simulated_engines
-from kvoy_cli.bench.calibrate_report import Pair, Sizes, build_report
+from kvoy_cli.bench.calibrate_report import Fitted, Pair, Sizes, build_report
 from kvoy_cli.bench.context import BenchContext
 from kvoy_cli.bench.outcome import LoadFigures
 from kvoy_cli.bench.step_fit import StepLaw
@@ -26,9 +26,10 @@ def pair(real: float, virtual: float) -> Pair:
 def test_errors_are_the_median_ratios_distance_from_one() -> None:
     law = StepLaw(TimingModel(), 0.001)
     real = [pair(1.0, 1.1), pair(1.0, 0.5), pair(1.0, 1.3)]
+    fitted = [Fitted(law, one, [0.1, -0.2]) for one in real]
     simulated = [pair(2.0, 1.7)]
 
-    report = build_report(Sizes(), law, real, simulated)
+    report = build_report(Sizes(), fitted, simulated)
 
     errors = {goal.name: goal.figure for goal in report.goals}
     assert errors["real engine, TTFT p90: error"] == pytest.approx(0.1)

@@ -6,7 +6,14 @@ from random import Random
 
 import pytest
 
-from kvoy_cli.bench.step_fit import MAX_PREFILL_TOKENS_PER_S, Observation, StepLaw, fit
+from kvoy_cli.bench.step_fit import (
+    MAX_PREFILL_TOKENS_PER_S,
+    Observation,
+    StepLaw,
+    fit,
+    windows,
+)
+from kvoy_engine.step_log import LoggedStep
 from kvoy_engine.timing_model import TimingModel
 
 TRUTH = StepLaw(TimingModel(0.014, 1600.0, 55e-9, 0.0005), overhead_s=0.003)
@@ -75,3 +82,49 @@ def test_measurements_that_tell_nothing_apart_are_refused() -> None:
         fit([Observation(0.02, 1, 0, 0, 1), Observation(0.02, 1, 0, 0, 1)])
     with pytest.raises(ValueError, match="above 0 seconds"):
         fit([Observation(0.0, 1)])
+
+
+def steps_of(timing: TimingModel, pauses_s: tuple[float, ...]) -> list[LoggedStep]:
+    """Steps of all kinds, one after the other, with these pauses behind them in turn."""
+    random, now_s, steps = Random(5), 10.0, []
+    for number in range(400):
+        rows = random.randint(1, 8)
+        prefill = random.choice((0, 0, 0, random.randint(2, 300)))
+        context = prefill + rows * random.randint(10, 5000)
+        duration_s = (
+            timing.base_s
+            + prefill / timing.prefill_tokens_per_s
+            + context * timing.context_token_s
+            + rows * timing.row_s
+        )
+        steps.append(LoggedStep(now_s, now_s + duration_s, rows, prefill, context))
+        now_s += duration_s + pauses_s[number % len(pauses_s)]
+    return steps
+
+
+def test_the_law_of_logged_steps_is_found_again() -> None:
+    timing = TimingModel(0.014, 1600.0, 1e-6, 0.0005)
+
+    law = fit(windows(steps_of(timing, (0.0,)))).timing
+
+    assert law.base_s == pytest.approx(timing.base_s)
+    assert law.prefill_tokens_per_s == pytest.approx(timing.prefill_tokens_per_s)
+    assert law.context_token_s == pytest.approx(timing.context_token_s)
+    assert law.row_s == pytest.approx(timing.row_s)
+
+
+def test_pauses_of_an_idle_engine_are_no_part_of_a_step() -> None:
+    timing = TimingModel(0.014, 1600.0, 1e-6, 0.0005)
+    steps = steps_of(timing, (0.001, 0.001, 5.0))
+
+    observations = windows(steps)
+
+    assert sum(o.steps for o in observations) == len(steps)
+    assert all(o.seconds < 1.5 for o in observations)
+    assert fit(observations).timing.base_s == pytest.approx(timing.base_s + 2 / 3 * 0.001, rel=0.05)
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    law = StepLaw(TimingModel(0.01, 1000.0, 0.0, 0.0), 0.0)
+
+    assert law.errors([Observation(0.02, 1), Observation(0.01, 1)]) == pytest.approx([-0.5, 0.0])

@@ -1,19 +1,21 @@
 """`kvoy bench calibrate`: how well virtual time tells what happens in real time.
 
 Twice the same requests at the same times, over HTTP and in a simulation. First the real engine,
-whose step law is fitted to measured prefill and decode steps; then simulated engines behind a
+whose step law is fitted to the steps that it took meanwhile; then simulated engines behind a
 router, whose law is known, so that what differs is what the simulation leaves out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
-from kvoy_cli.bench.calibrate_report import Pair, Sizes, build_report
+from kvoy_cli.bench.calibrate_report import Fitted, Pair, Sizes, build_report
 from kvoy_cli.bench.client import Client
 from kvoy_cli.bench.context import BenchContext
 from kvoy_cli.bench.load import run_closed_loop, run_open_loop
@@ -24,9 +26,10 @@ from kvoy_cli.bench.request import Request, completion
 from kvoy_cli.bench.schedule import poisson_offsets
 from kvoy_cli.bench.stack import engines, router, sim_engine, torch_engine
 from kvoy_cli.bench.stats import median
-from kvoy_cli.bench.step_fit import Observation, StepLaw, fit
+from kvoy_cli.bench.step_fit import Observation, StepLaw, fit, windows
 from kvoy_cli.bench.workloads import SharedPrefixShape, random_ids, shared_prefix_prompts
 from kvoy_engine.core_config import CoreConfig
+from kvoy_engine.step_log import read_steps
 from kvoy_engine.timing_model import TimingModel
 from kvoy_simulate.fleet import run as simulate
 from kvoy_simulate.measures import measure
@@ -61,39 +64,56 @@ class _Asked:
 
 async def run(context: BenchContext) -> Report:
     sizes = SMOKE if context.is_smoke else Sizes()
-    law, real = await _real_engine(context, sizes)
+    real = await _real_engine(context, sizes)
     simulated = await simulated_engines(context, sizes)
-    return build_report(sizes, law, real, simulated)
+    return build_report(sizes, real, simulated)
 
 
-async def _real_engine(context: BenchContext, sizes: Sizes) -> tuple[StepLaw, list[Pair]]:
+async def _real_engine(context: BenchContext, sizes: Sizes) -> list[Fitted]:
+    """A machine is not as fast now as it was a minute ago, so the law of each load is fitted to the
+    steps of that load; what it has to tell is how long requests wait for them."""
     core = _core(sizes.num_blocks)
+    log = context.logs / "steps.jsonl"
     # Half of the cores: whoever asks and times needs some too, and threads that wait for each other
     # at every operation would make a step as slow as the slowest of them.
-    spec = torch_engine(context.model_folder(), 2, *_flags(core))
+    spec = torch_engine(context.model_folder(), 2, *_flags(core), "--step-log", str(log))
     async with AsyncExitStack() as stack:
         context.say("starting one engine")
         (engine,) = await stack.enter_async_context(engines([spec], context))
         client = await stack.enter_async_context(Client(engine.url))
-        observations = await _observe(context, sizes, client)
-        law = fit(observations)
-        rate = sizes.load_share * _capacity(law, sizes)
-        context.say(f"fitted; {sizes.load_s:.0f} s of load at {rate:.2f} requests/s, repeatedly")
-        pairs: list[Pair] = []
+        rate = sizes.load_share * _capacity(fit(await _observe(context, sizes, client)), sizes)
+        context.say(f"{sizes.load_s:.0f} s of load at {rate:.2f} requests/s, repeatedly")
+        fitted: list[Fitted] = []
         for seed in range(context.repeats):
+            overhead_s = await _overhead_s(context, sizes, client, log)
             asked = _independent(sizes, rate, seed)
+            begin_s = time.monotonic()
             load = await _offer(client, asked, sizes.load_s, context.served_name)
+            steps = [step for step in read_steps(log) if step.begin_s >= begin_s]
+            observations = windows(steps)
+            law = StepLaw(fit(observations).timing, overhead_s)
             scenario = Scenario(
                 engines=(EngineGroup(name="engine", count=1, core=core, step=law.timing),),
                 workload=lambda _, asked=asked: _workload(asked),  # type: ignore[misc]
                 duration_s=sizes.load_s,
-                ways=Ways(
-                    client_s=0.0, request_s=law.overhead_s / 2, telemetry_s=0.001, pick_s=0.0
-                ),
+                ways=Ways(client_s=0.0, request_s=overhead_s / 2, telemetry_s=0.001, pick_s=0.0),
             )
             predicted = measure(simulate(scenario, policy="random", seed=seed))
-            pairs.append(Pair(load, predicted))
-    return law, pairs
+            fitted.append(Fitted(law, Pair(load, predicted), law.errors(observations)))
+    return fitted
+
+
+async def _overhead_s(context: BenchContext, sizes: Sizes, client: Client, log: Path) -> float:
+    """What a request on an idle engine takes besides its one step."""
+    random = Random("overhead")
+    tokens = sizes.prefill_tokens[0]
+    times_s: list[float] = []
+    for _ in range(context.repeats):
+        before = len(read_steps(log))
+        ttft_s, _ = await _closed(client, context, random, 1, tokens, 1)
+        steps = read_steps(log)[before:]
+        times_s.append(ttft_s - sum(step.end_s - step.begin_s for step in steps))
+    return max(0.0, median(times_s))
 
 
 async def simulated_engines(context: BenchContext, sizes: Sizes) -> list[Pair]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvoy_cli.bench.goals import Goal
 from kvoy_cli.bench.outcome import LoadFigures
 from kvoy_cli.bench.report import Report, Table
-from kvoy_cli.bench.stats import Spread, median, ratio
+from kvoy_cli.bench.stats import Spread, median, percentile, ratio
 from kvoy_cli.bench.step_fit import StepLaw
 from kvoy_cli.bench.workloads import SharedPrefixShape
 from kvoy_simulate.measures import Measures
@@ -51,6 +51,16 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Fitted:
+    """One load on the real engine, with the law of its steps."""
+
+    law: StepLaw
+    pair: Pair
+    errors: Sequence[float]
+    """Of the law, relative, for a few steps at a time."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Figure:
     name: str
     real: Callable[[LoadFigures], float]
@@ -65,21 +75,8 @@ _TTFT_P90 = _Figure("TTFT p90, s", lambda f: f.ttft_p90_s, lambda m: m.ttft_p90_
 _FIGURES = (_THROUGHPUT, _TTFT_P50, _TTFT_P90)
 
 
-def build_report(
-    sizes: Sizes, law: StepLaw, real: Sequence[Pair], simulated: Sequence[Pair]
-) -> Report:
-    timing = law.timing
-    fitted = Table(
-        "Step law of the real engine",
-        ("part", "value"),
-        (
-            ("every step, ms", 1000 * timing.base_s),
-            ("prefill, tokens/s", timing.prefill_tokens_per_s),
-            ("context, ns per token", 1e9 * timing.context_token_s),
-            ("sequence, ms", 1000 * timing.row_s),
-            ("request outside of steps, ms", 1000 * law.overhead_s),
-        ),
-    )
+def build_report(sizes: Sizes, fitted: Sequence[Fitted], simulated: Sequence[Pair]) -> Report:
+    real = [one.pair for one in fitted]
     goals = (
         _goal("real engine, TTFT p50", real, _TTFT_P50, _TTFT_ERROR),
         _goal("real engine, TTFT p90", real, _TTFT_P90, _TTFT_ERROR),
@@ -92,7 +89,7 @@ def build_report(
         setting=f"one real engine, then {sizes.num_sim_engines} simulated ones behind a kv-aware "
         f"router; the same requests over HTTP and in virtual time, {len(real)} repeats",
         tables=(
-            fitted,
+            _law_table(fitted),
             _table("Real engine", real),
             _table("Simulated engines behind a router", simulated),
         ),
@@ -100,6 +97,29 @@ def build_report(
         notes=(f"load generator: p99 of its lateness {1000 * late_s:.1f} ms at most",),
         figures={goal.name: goal.figure for goal in goals},
     )
+
+
+def _law_table(fitted: Sequence[Fitted]) -> Table:
+    def row(name: str, value: Callable[[Fitted], float], digits: int) -> tuple[str, str]:
+        return name, Spread.of([value(one) for one in fitted]).text(digits)
+
+    return Table(
+        "Step law of the real engine, fitted to the steps of each load",
+        ("part", "median (least–greatest)"),
+        (
+            row("every step, ms", lambda f: 1000 * f.law.timing.base_s, 2),
+            row("prefill, tokens/s", lambda f: f.law.timing.prefill_tokens_per_s, 0),
+            row("context, ns per token", lambda f: 1e9 * f.law.timing.context_token_s, 0),
+            row("sequence, ms", lambda f: 1000 * f.law.timing.row_s, 3),
+            row("request outside of steps, ms", lambda f: 1000 * f.law.overhead_s, 2),
+            row("eight steps are off by, %, p50", lambda f: _error_percent(f, 50), 1),
+            row("eight steps are off by, %, p90", lambda f: _error_percent(f, 90), 1),
+        ),
+    )
+
+
+def _error_percent(fitted: Fitted, q: float) -> float:
+    return 100 * percentile([abs(error) for error in fitted.errors], q)
 
 
 def _table(title: str, pairs: Sequence[Pair]) -> Table:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvoy_engine.step_log import LoggedStep
 from kvoy_engine.timing_model import TimingModel
 
 MAX_PREFILL_TOKENS_PER_S = 1e9
@@ -37,6 +38,36 @@ class Observation:
         return (self.steps, self.prefill_tokens, self.context_tokens, self.rows, self.requests)
 
 
+def windows(
+    steps: Sequence[LoggedStep], size: int = 8, longest_pause_s: float = 0.02
+) -> list[Observation]:
+    """So many steps at a time that followed each other, with what passed between them. A longer
+    pause is the engine's own: it had nothing to do. Times of single steps vary by what else the
+    machine does; sums of a few are what queues are made of."""
+    found: list[Observation] = []
+    run: list[LoggedStep] = []
+
+    def close() -> None:
+        if run:
+            found.append(
+                Observation(
+                    seconds=run[-1].end_s - run[0].begin_s,
+                    steps=len(run),
+                    prefill_tokens=sum(step.prefill_tokens for step in run),
+                    context_tokens=sum(step.context_tokens for step in run),
+                    rows=sum(step.rows for step in run),
+                )
+            )
+            run.clear()
+
+    for step in steps:
+        if len(run) == size or (run and step.begin_s - run[-1].end_s > longest_pause_s):
+            close()
+        run.append(step)
+    close()
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class StepLaw:
     timing: TimingModel
@@ -52,6 +83,10 @@ class StepLaw:
             + observation.rows * timing.row_s
             + observation.requests * self.overhead_s
         )
+
+    def errors(self, observations: Sequence[Observation]) -> list[float]:
+        """How far the law is off, relative to what was measured."""
+        return [self.seconds(o) / o.seconds - 1.0 for o in observations]
 
 
 def fit(observations: Sequence[Observation]) -> StepLaw:
