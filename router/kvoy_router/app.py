@@ -40,6 +40,7 @@ from kvoy_router.keys_file import KeysFile
 from kvoy_router.metrics import Metrics
 from kvoy_router.policies import make_policy
 from kvoy_router.pool import Pool, PoolConfig
+from kvoy_router.prefix_index import ENTRY_BYTES
 from kvoy_router.prompts import Prompts
 from kvoy_router.proxy import Proxy, ProxyOptions
 from kvoy_router.resume_memory import ResumeMemory
@@ -51,7 +52,6 @@ from kvoy_router.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
-_INDEX_ENTRY_BYTES = 160
 _MIB = 1024 * 1024
 _PRUNE_S = 1.0
 _LONGEST_BREAK_S = 30.0
@@ -84,7 +84,7 @@ class Router:
             make_policy(config.policy, generator),
             config=PoolConfig(
                 stale_after_s=config.stale_after_s,
-                max_index_entries=config.index_mib * _MIB // _INDEX_ENTRY_BYTES,
+                max_index_entries=config.index_mib * _MIB // ENTRY_BYTES,
                 max_reports_per_s=config.max_reports_per_s,
             ),
             random=generator,

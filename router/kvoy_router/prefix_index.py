@@ -27,6 +27,8 @@ Hashes = bytes | memoryview | Sequence[BlockHash]
 Groups = Sequence[tuple[int, int]]
 """(leading hashes held, the endpoints that hold so many as bits), the deepest first."""
 
+ENTRY_BYTES = 160
+"""What a bound in bytes counts for each hash: more than one takes, for its share of the tables."""
 NUM_SHARDS = 64
 _SHARD_MASK = NUM_SHARDS - 1
 _EVICT_FRACTION = 16
