@@ -7,11 +7,12 @@ the stream, or the stream be continued by another engine, see `resumable_relay`.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 
 from kvoy_contract.sse import MAX_EVENT_BYTES
-from kvoy_router.errors import BadResponse, ConnectionBroken
+from kvoy_router.errors import BadResponse, ConnectionBroken, UpstreamError
 from kvoy_router.http_client import Exchange
 from kvoy_router.http_message import Headers
 from kvoy_router.http_response import Response
@@ -22,6 +23,10 @@ EVENT_STREAM = b"text/event-stream"
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _FRAMED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 _DONE_TAIL_BYTES = 64
+_DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
+_DONE_CHUNK_BYTES = len(b"12\r\ndata: [DONE]\r\n\r\n\r\n")
+"""Of a chunk that has the end mark alone. No shorter one takes the short cut."""
+_ENDING_S = 1.0
 # A model may well write "[DONE]" or "error"; only an event of its own means it.
 _DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]\s*\Z")
 _ERROR = re.compile(rb'data: ?\{\s*"error"\s*:')
@@ -50,6 +55,7 @@ class StreamRelay:
         self._held = b""
         self._last = b""
         self._seen = b""
+        self._ending: asyncio.TimerHandle | None = None
         self.has_begun = False
 
     async def run(self) -> None:
@@ -63,9 +69,12 @@ class StreamRelay:
         response.on_lost = connection.detach
         try:
             await self._exchange.relay(self._push, self if response.takes_frames else None)
-        except ConnectionBroken:
+        except UpstreamError:
             if not self._has_end_mark():
                 raise  # else only the framing of what is complete is missing
+        finally:
+            if self._ending is not None:
+                self._ending.cancel()
         self._finish()
 
     def told_output_tokens(self) -> int | None:
@@ -93,6 +102,17 @@ class StreamRelay:
         if not self.has_begun:
             self._begin()
         self._response.write(data)
+        self._note_end(data)
+
+    def _note_end(self, data: bytes) -> None:
+        """Behind the end mark nothing is waited for but the end of the message, and not for long:
+        clients that read to it would wait with us."""
+        if data.endswith(_DONE_ENDS) and self._ending is None and self._has_end_mark():
+            connection = self._exchange.connection
+            if not connection.is_complete:
+                error = ConnectionBroken("it kept its stream open behind the end mark")
+                loop = asyncio.get_running_loop()
+                self._ending = loop.call_later(_ENDING_S, connection.fail, error)
 
     # The short cut: a read that is one whole chunk of whole events travels on as it is.
 
@@ -103,7 +123,11 @@ class StreamRelay:
         write = self._response.write_chunk
 
         def read(data: bytes) -> None:
-            if data.endswith(_FRAMED_EVENT_ENDS) and is_one_chunk(data):
+            if (
+                data.endswith(_FRAMED_EVENT_ENDS)
+                and is_one_chunk(data)
+                and len(data) > _DONE_CHUNK_BYTES
+            ):
                 self._last = data
                 write(data)
             else:

@@ -101,6 +101,7 @@ class ResumableRelay(StreamRelay):
             if not self.has_begun:
                 self._begin()
             self._response.write(public)
+        self._note_end(self._held)
 
     def _finish(self) -> None:
         """What follows the last ids is the stream's end, or the engine's own error."""

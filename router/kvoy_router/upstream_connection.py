@@ -112,6 +112,7 @@ class UpstreamConnection(asyncio.BaseProtocol):
         self._ends_by_closing = False
         self._chunk_ended = False
         self._is_between_chunks = False
+        self._quiet_bytes = 0  # since the last of the body
 
     @property
     def is_reusable(self) -> bool:
@@ -146,8 +147,10 @@ class UpstreamConnection(asyncio.BaseProtocol):
         except httptools.HttpParserError as error:
             self.fail(BadResponse(f"its answer is not HTTP: {error}"))
         else:
-            if not self.status and self.num_bytes > _MAX_HEAD_BYTES:
-                self.fail(BadResponse("its headers are too large"))
+            self._quiet_bytes = 0 if self._parts else self._quiet_bytes + len(data)
+            if self._quiet_bytes > _MAX_HEAD_BYTES:
+                what = "trailers" if self.status else "headers"
+                self.fail(BadResponse(f"its {what} are too large"))
             # Anything behind a chunk that ends in a line end would be a chunk's header.
             self._is_between_chunks = self._chunk_ended and data.endswith(b"\r\n")
             self._push()

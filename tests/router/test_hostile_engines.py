@@ -160,6 +160,8 @@ WITHOUT_END = {
     "a status line": (b"HTTP/1.1 200 ", b"y" * 65536),
     "a header": (OK + b"x: ", b"y" * 65536),
     "headers": (OK, b"x: y\r\n" * 1000),
+    "a trailer": (SSE + CHUNKED + chunk(EVENT) + b"0\r\nx: ", b"y" * 65536),
+    "a chunk's extension": (SSE + CHUNKED + b"5;", b"y" * 65536),
     "an error": (b"HTTP/1.1 500 X\r\n" + CHUNKED, chunk(b"x" * 65536)),
 }
 
@@ -176,7 +178,7 @@ async def test_what_has_no_end_is_cut_off(hostile: Hostile) -> None:
     for name, answer in answers.items():
         assert "too large" in answer.text or "larger than" in answer.text, (name, answer.text)
     statuses = {name: answer.status_code for name, answer in answers.items()}
-    assert statuses == dict.fromkeys(WITHOUT_END, 502) | {"a later event": 200}
+    assert statuses == dict.fromkeys(WITHOUT_END, 502) | {"a later event": 200, "a trailer": 200}
 
 
 ENDINGS = {
@@ -225,3 +227,24 @@ async def test_a_request_keeps_its_name_and_its_trace_wherever_it_goes_on(
     for engine in engines:
         ids = [r.envelope.request_id for r in engine.requests if r.envelope is not None]
         assert len(set(ids)) == len(engine.requests), "its live requests are told apart by these"
+
+
+BEHIND_THE_END = {
+    "nothing, open": (b"", b"", False),
+    "no framing": (b"", b"", True),
+    "no HTTP": (b"zz\r\n\r\n", b"", True),
+    "trailers for ever": (b"0\r\n", b"x: y\r\n" * 1000, True),
+    "one trailer for ever": (b"0\r\nx: ", b"y" * 65536, True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n"])
+async def test_what_follows_the_end_mark_is_no_failure(hostile: Hostile, end: bytes) -> None:
+    async with facing(hostile, breaker_failures=1, max_retries=0) as router:
+        for what, hostile.repeats, hostile.closes in BEHIND_THE_END.values():
+            for said in (chunk(EVENT) + chunk(end), chunk(EVENT + end)):
+                hostile.answer = SSE + CHUNKED + said + what
+                answer = await asyncio.wait_for(ask(router, stream=True), 25)
+                assert answer.content == EVENT + end
+        assert hostile.num_asked == 2 * len(BEHIND_THE_END)

@@ -31,6 +31,7 @@ class Upstream:
             pause_reading=lambda: None,
             resume_reading=lambda: None,
             detach=lambda: None,
+            is_complete=False,
             fail=self._fail,
         )
 
