@@ -134,6 +134,7 @@ def test_the_soak_is_as_large_as_it_says_without_options() -> None:
     streams, prompts = SoakConfig("streams"), SoakConfig("prompts")
 
     assert (streams.streams, streams.per_s, streams.duration_s) == (5000, 20_000.0, 600.0)
+    assert streams.warmup_s == 2 * 1.5 * 240 * 0.25
     assert prompts.duration_s == 3600.0
 
 

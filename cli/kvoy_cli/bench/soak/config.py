@@ -25,15 +25,18 @@ class SoakConfig:
     )
     warmup: float | None = setting(
         None,
-        help="of these, seconds until memory counts (default: a quarter of the duration; prompts: "
-        "until all caches are full as well)",
+        help="of these, seconds until memory counts (default: a quarter of the duration; streams: "
+        "twice the time of the longest one, if that is more and leaves half; prompts: until all "
+        "caches are full as well)",
     )
     streams: int = setting(5000, help="streams that are open at once (streams)")
     rate: float | None = setting(
         None,
         help="chunks per second of all streams (default 20000), or prompts per second (default 15)",
     )
-    chunks: int = setting(480, help="chunks of a stream, in the mean (streams)")
+    chunks: int = setting(
+        240, help="chunks of a stream, in the mean; the longest have half as many again (streams)"
+    )
     prompt_tokens: int = setting(1500, help="tokens of a prompt, about (prompts)")
     model: str = setting(
         "smollm2-135m-instruct",
@@ -65,7 +68,14 @@ class SoakConfig:
 
     @property
     def warmup_s(self) -> float:
-        return _WARMUP_SHARE * self.duration_s if self.warmup is None else self.warmup
+        if self.warmup is not None:
+            return self.warmup
+        warmup_s = _WARMUP_SHARE * self.duration_s
+        if self.name == "streams":
+            # From then on as much of old streams is remembered at any time as at any other.
+            two_lives_s = 2 * 1.5 * self.chunks * self.streams / self.per_s
+            warmup_s = max(warmup_s, min(two_lives_s, self.duration_s / 2))
+        return warmup_s
 
     @property
     def per_s(self) -> float:

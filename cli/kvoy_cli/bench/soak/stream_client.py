@@ -201,7 +201,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="stream_client")
     parser.add_argument("port", type=int)
     parser.add_argument("--streams", type=int, default=5000)
-    parser.add_argument("--events", type=int, default=480)
+    parser.add_argument("--events", type=int, default=240)
     parser.add_argument("--open-per-s", type=float, default=250.0)
     return parser.parse_args(argv)
 
