@@ -105,11 +105,6 @@ class CoreLink:
         self.failed = asyncio.Event()
         """Set once the core is gone for good."""
 
-    @property
-    def num_live(self) -> int:
-        """Sequence groups that the core has and that have not ended."""
-        return len(self._streams)
-
     def problem(self) -> str | None:
         return self._watch.problem(self._clock())
 

@@ -51,42 +51,33 @@ class StateGauges(Collector):
 
     def _server_gauges(self) -> Iterator[Metric]:
         server, index = self._server(), self._pool.index
-        yield GaugeMetricFamily(
-            "kvoy_router_client_connections", "Open client connections", server.connections
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_buffered_request_bytes",
-            "Request bodies held in memory",
-            server.buffered_bytes,
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_idle_engine_connections",
-            "Kept connections to engines",
-            server.idle_engine_connections,
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_prompt_segment_bytes",
-            "Memory of the token ids of pieces of prompts",
-            server.segment_bytes,
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_known_prefix_bytes",
-            "Memory of the beginnings of chats that were encoded before",
-            server.known_prefix_bytes,
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_index_entries", "Block hashes in the prefix index", len(index)
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_index_bytes",
-            "Memory of the prefix index, estimated",
-            index.approximate_bytes(),
-        )
-        yield GaugeMetricFamily(
-            "kvoy_router_assumed_blocks",
-            "Block hashes that are assumed of requests on their way",
-            len(self._pool.assumed),
-        )
+        for name, text, value in (
+            ("client_connections", "Open client connections", server.connections),
+            ("buffered_request_bytes", "Request bodies held in memory", server.buffered_bytes),
+            (
+                "idle_engine_connections",
+                "Kept connections to engines",
+                server.idle_engine_connections,
+            ),
+            (
+                "prompt_segment_bytes",
+                "Memory of the token ids of pieces of prompts",
+                server.segment_bytes,
+            ),
+            (
+                "known_prefix_bytes",
+                "Memory of the beginnings of chats that were encoded before",
+                server.known_prefix_bytes,
+            ),
+            ("index_entries", "Block hashes in the prefix index", len(index)),
+            ("index_bytes", "Memory of the prefix index, estimated", index.approximate_bytes()),
+            (
+                "assumed_blocks",
+                "Block hashes that are assumed of requests on their way",
+                len(self._pool.assumed),
+            ),
+        ):
+            yield GaugeMetricFamily(f"kvoy_router_{name}", text, value)
         yield CounterMetricFamily(
             "kvoy_router_load_reports",
             "Load reports of engines; --max-reports-per-s bounds their rate",
@@ -95,37 +86,10 @@ class StateGauges(Collector):
 
     def _discovery_gauges(self) -> Iterator[Metric]:
         server = self._server()
-        if server.has_config is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_config_ok",
-                "1 while the configuration file is good; the configuration stays as it was while "
-                "not",
-                float(server.has_config),
-            )
-        if server.has_kubernetes is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_kubernetes_up",
-                "1 while the Kubernetes API answers; engines stay as they were known while not",
-                float(server.has_kubernetes),
-            )
-        if server.has_fleet is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_fleet_file_ok",
-                "1 while the fleet file is good; services stay as they were known while not",
-                float(server.has_fleet),
-            )
-        if server.has_keys is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_keys_file_ok",
-                "1 while the keys file is good; keys stay as they were known while not",
-                float(server.has_keys),
-            )
-        if server.has_certificate is not None:
-            yield GaugeMetricFamily(
-                "kvoy_router_certificate_ok",
-                "1 while certificate and key are good; the old ones are shown while not",
-                float(server.has_certificate),
-            )
+        for name, text, read in _DISCOVERY_GAUGES:
+            is_good = read(server)
+            if is_good is not None:
+                yield GaugeMetricFamily(f"kvoy_router_{name}", text, float(is_good))
 
     def _engine_gauges(self) -> Iterator[Metric]:
         endpoints = self._pool.endpoints
@@ -150,6 +114,35 @@ class StateGauges(Collector):
                 if value is not None:  # unknown is left out, never shown as zero
                     family.add_metric([endpoint.name, endpoint.origin.service], value)
             yield family
+
+
+_DISCOVERY_GAUGES: tuple[tuple[str, str, Callable[[ServerGauges], bool | None]], ...] = (
+    (
+        "config_ok",
+        "1 while the configuration file is good; the configuration stays as it was while not",
+        lambda server: server.has_config,
+    ),
+    (
+        "kubernetes_up",
+        "1 while the Kubernetes API answers; engines stay as they were known while not",
+        lambda server: server.has_kubernetes,
+    ),
+    (
+        "fleet_file_ok",
+        "1 while the fleet file is good; services stay as they were known while not",
+        lambda server: server.has_fleet,
+    ),
+    (
+        "keys_file_ok",
+        "1 while the keys file is good; keys stay as they were known while not",
+        lambda server: server.has_keys,
+    ),
+    (
+        "certificate_ok",
+        "1 while certificate and key are good; the old ones are shown while not",
+        lambda server: server.has_certificate,
+    ),
+)
 
 
 def _load(name: str) -> Callable[[Endpoint, float], float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvoy_cli.bench.stats import mean, median, percentile
@@ -102,9 +102,6 @@ class LoadFigures:
     """Cached prompt tokens over all prompt tokens, of the requests that ended well."""
     lateness_p99_s: float
     """How far behind its schedule the generator sent: its own distortion."""
-
-    def with_throughput(self, output_tokens_per_s: float) -> LoadFigures:
-        return replace(self, output_tokens_per_s=output_tokens_per_s)
 
 
 def summarise(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> LoadFigures:
