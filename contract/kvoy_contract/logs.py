@@ -12,7 +12,7 @@ from itertools import islice
 
 FORMATS = ("text", "json")
 
-_PLAIN = re.compile(r'[^\s"=\x00-\x1f]+')
+_is_plain = re.compile(r'[^\s"=\x00-\x1f]+').fullmatch
 _NUM_STANDARD = len(logging.makeLogRecord({}).__dict__)
 """A record's own attributes stand before those of `extra`, which are set last."""
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -30,7 +30,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = _second(int(record.created))
         line = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower()} {record.getMessage()}"
-        line += "".join([f" {key}={_text(value)}" for key, value in fields_of(record).items()])
+        items = islice(record.__dict__.items(), _NUM_STANDARD, None)
+        line += "".join([f" {key}={_text(value)}" for key, value in items if key not in _STANDARD])
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -58,13 +59,15 @@ def _second(created_s: int) -> str:
 def _text(value: object) -> str:
     if isinstance(value, str):
         text = value
+    elif value is None:
+        return "None"
     elif isinstance(value, float):
-        text = f"{value:.4g}"
+        return f"{value:.4g}"
     else:
         text = str(value)
         if isinstance(value, int):
             return text
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+    return text if _is_plain(text) else json.dumps(text)
 
 
 def configure(level: str, style: str) -> None:

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import inf
 
+from kvoy_router.cost import Cost, Traffic, estimate
 from kvoy_router.decision import Decision
+from kvoy_router.policies import View
+from kvoy_router.request import InferenceRequest
 
 TTFT_SLACK_S = 0.05
 """Added to both sides of the ratio of times to first token: what nobody feels weighs little."""
@@ -91,3 +94,15 @@ def cached_error(decision: Decision, cached_tokens: int) -> float:
     if abs(error) <= decision.stride:
         return 0.0
     return error / max(decision.prompt_tokens, 1)
+
+
+def predicted_ttft_s(
+    request: InferenceRequest, view: View, traffic: Traffic, cost: Cost | None
+) -> float | None:
+    """From a decision to the first token, None where the engine's load is not known. `cost`: what
+    the policy has estimated of it, if it estimates."""
+    if not view.occupancy.is_known:
+        return None
+    if cost is None:
+        cost = estimate(request.num_prompt_tokens, view.cached_tokens, view.occupancy, traffic)
+    return cost.wait_s + cost.prefill_s

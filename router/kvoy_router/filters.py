@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvoy_router.endpoint import Endpoint, Role
+from kvoy_router.endpoint import Endpoint, Knowledge, Role
 from kvoy_router.request import InferenceRequest
 
 Rejection = tuple[str, str]
@@ -17,6 +17,7 @@ Filter = Callable[[Endpoint], str | None]
 """Why this endpoint is out; None keeps it."""
 
 _PREFILL = Role.PREFILL
+_LOST = Knowledge.LOST
 
 
 def is_serving(exclude: frozenset[str]) -> Filter:
@@ -62,6 +63,32 @@ def is_of(service: str) -> Filter:
         return None if endpoint.origin.service == service else f"the share of service {service}"
 
     return check
+
+
+def all_pass(
+    endpoints: Sequence[Endpoint],
+    request: InferenceRequest,
+    exclude: frozenset[str],
+    now_s: float,
+    stale_after_s: float,
+) -> bool:
+    """Whether nothing that the filters above look for (`is_of` apart) speaks against any of these
+    endpoints: the usual case, in one pass."""
+    num_tokens = request.num_prompt_tokens + max(request.max_tokens or 1, 1)
+    oldest_s = now_s - stale_after_s
+    for endpoint in endpoints:
+        load, info = endpoint.load, endpoint.info
+        if load is None or info is None or endpoint.is_draining or load.draining or not load.ready:
+            return False
+        if info.role is _PREFILL or endpoint.load_s < oldest_s or endpoint.knowledge is _LOST:
+            return False
+        if info.max_model_len and num_tokens > info.max_model_len:
+            return False
+        if info.num_blocks and num_tokens > info.num_blocks * info.block_size:
+            return False
+        if exclude and endpoint.id in exclude:
+            return False
+    return bool(endpoints)
 
 
 def keep(

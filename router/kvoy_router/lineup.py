@@ -185,6 +185,10 @@ class Lineups:
         exclude: frozenset[str],
         rejected: list[Rejection],
     ) -> Sequence[Endpoint]:
+        if len(model.weights) < 2 and filters.all_pass(
+            model.endpoints, request, exclude, now_s, self._stale_after_s
+        ):
+            return model.endpoints
         serving = filters.keep(model.endpoints, filters.is_serving(exclude), rejected)
         if not serving:
             raise Unavailable(

@@ -14,7 +14,8 @@ from typing import Any
 from kvoy_contract.errors import ModelNotFound, Unavailable
 from kvoy_router import filters, split
 from kvoy_router.assumed import Assumed
-from kvoy_router.cost import Traffic, estimate
+from kvoy_router.audit import predicted_ttft_s
+from kvoy_router.cost import Traffic
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, EngineInfo, Knowledge, LoadView, Origin
 from kvoy_router.lease import Lease, Ledger
@@ -276,7 +277,9 @@ class Pool:
             now_s=now_s,
             prompt_tokens=request.num_prompt_tokens,
             stride=request.stride,
-            predicted_ttft_s=_predicted_ttft_s(request, view, lineup.traffic),
+            predicted_ttft_s=predicted_ttft_s(
+                request, view, lineup.traffic, candidates[position].cost
+            ),
             cached_tokens_in_turn=min(in_turn, request.num_prompt_tokens),
             candidates=candidates,
             rejected=tuple(lineup.rejected),
@@ -400,10 +403,3 @@ class Pool:
             model = self._models.get(name)
             if model is not None and model.leave(endpoint):
                 self._lineups.leave(name, endpoint)
-
-
-def _predicted_ttft_s(request: InferenceRequest, view: View, traffic: Traffic) -> float | None:
-    if not view.occupancy.is_known:
-        return None
-    cost = estimate(request.num_prompt_tokens, view.cached_tokens, view.occupancy, traffic)
-    return cost.wait_s + cost.prefill_s
