@@ -56,6 +56,8 @@ class Exchange:
         self._address = address
         self.connection = connection
         self._loop = asyncio.get_running_loop()
+        self._watch: asyncio.TimerHandle | None = None
+        """Until when nothing may come."""
 
     @property
     def status(self) -> int:
@@ -78,27 +80,27 @@ class Exchange:
         it could have.
         """
         connection = self.connection
-        idle_s = self._idle_s
         connection.attach(sink, short_cut)
-        watch: asyncio.TimerHandle | None = None
-
-        def check() -> None:
-            nonlocal watch
-            connection.look()
-            now_s = self._loop.time()
-            quiet_s = 0.0 if connection.is_reading_paused else now_s - connection.last_data_s
-            if quiet_s >= idle_s:
-                connection.fail(IdleTimeout(f"nothing came for {idle_s:g} s"))
-            else:
-                watch = self._loop.call_later(idle_s - quiet_s, check)
-
         try:
             if not connection.done.done():
-                check()
+                self._check_idle()
             await connection.done
         finally:
-            if watch is not None:
-                watch.cancel()
+            if self._watch is not None:
+                self._watch.cancel()
+                # What a request leaves in a cycle stays until the collector comes, which it does
+                # the more seldom the more streams there are.
+                self._watch = None
+
+    def _check_idle(self) -> None:
+        connection = self.connection
+        connection.look()
+        now_s = self._loop.time()
+        quiet_s = 0.0 if connection.is_reading_paused else now_s - connection.last_data_s
+        if quiet_s >= self._idle_s:
+            connection.fail(IdleTimeout(f"nothing came for {self._idle_s:g} s"))
+        else:
+            self._watch = self._loop.call_later(self._idle_s - quiet_s, self._check_idle)
 
     async def read(self, max_bytes: int) -> bytes:
         """The whole body. Raises as `relay` does, and BadResponse beyond `max_bytes`."""
