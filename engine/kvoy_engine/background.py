@@ -22,15 +22,23 @@ PATIENCE_S = 10.0
 no two of them within that time: they get a small share, whatever comes."""
 _LOOK_S = 1.0
 """Between two looks for such a one."""
+MEAN_RATIO = 2.5
+"""Prompts that yield get nothing while steps take more than so many times their decodes on average,
+more important prompts included: beyond that the others' answers take so much longer that their
+number grows, and with it each step and the memory they hold."""
+SAVED_S, MOST_DEBT_S = 0.25, 2.0
+"""Bounds of that average's memory, in seconds of prefill: a long prompt more, or a burst."""
 
 
 class Background:
-    __slots__ = ("_most_important", "_next_look_s", "_pace", "_ratio", "_until_s")
+    __slots__ = ("_debt_s", "_most_important", "_next_look_s", "_pace", "_ratio", "_until_s")
 
     def __init__(self, ratio: float, pace: PaceModel) -> None:
         """`ratio` is `CoreConfig.background_ratio`."""
         self._ratio = ratio
         self._pace = pace
+        self._debt_s = 0.0
+        """By how much the prompts of late steps have taken more than their share of time."""
         self._most_important = 0
         """The lowest priority number that has come lately."""
         self._until_s = -math.inf
@@ -51,14 +59,27 @@ class Background:
         leave `left_s` to whoever comes behind them; None without a bound."""
         if not self._ratio:
             return left_s
-        if decodes.num_decodes:
-            bound_s = self._pace.allowance_s(decodes, self._ratio)
-        elif self._pace.step_time_s:
-            bound_s = self._pace.step_time_s * (self._ratio - 1)
-        else:
+        decode_s = self._decode_s(decodes)
+        if not decode_s:
             return left_s  # nothing has streamed yet
-        bound_s -= spent_s
+        if decodes.num_decodes:
+            bound_s = self._pace.allowance_s(decodes, self._ratio) - spent_s
+            if self._debt_s + spent_s > 0.0:
+                bound_s = min(bound_s, 0.0)
+        else:
+            bound_s = decode_s * (self._ratio - 1) - spent_s
         return bound_s if left_s is None else min(bound_s, left_s)
+
+    def on_step(self, decodes: StepShape, prefill_s: float) -> None:
+        """A step takes these decodes and so many seconds of prompts, whoever's they are."""
+        if self._ratio and (prefill_s or self._debt_s > -SAVED_S):
+            change_s = prefill_s - (MEAN_RATIO - 1) * self._decode_s(decodes)
+            self._debt_s = min(max(self._debt_s + change_s, -SAVED_S), MOST_DEBT_S)
+
+    def _decode_s(self, decodes: StepShape) -> float:
+        """Of these decodes, or of the latest ones; 0.0 where nothing has streamed yet."""
+        pace = self._pace
+        return pace.estimate_s(decodes) if decodes.num_decodes else pace.step_time_s
 
     def passed_over(self, queues: Iterable[SequenceQueue], now_s: float) -> Sequence | None:
         """The one in these that has yielded too long and is to be served now, if any."""

@@ -94,11 +94,12 @@ class Scheduler:
         self.scheduled = []
         rows: list[Row] = []
         decode_context = self._schedule_decodes(rows)
-        num_decodes = len(rows)
-        self.shape = StepShape(num_decodes, decode_context)
+        decodes = self.shape = StepShape(len(rows), decode_context)
+        prefill_s = 0.0
         if self._prefilling.items or self._waiting.items:
             self._serve_passed_over(now_s)
-            self._schedule_prefills(rows, now_s)
+            prefill_s = self._schedule_prefills(rows, now_s)
+        self._background.on_step(decodes, prefill_s)
         return Batch(rows)
 
     def _schedule_decodes(self, rows: list[Row]) -> int:
@@ -132,8 +133,9 @@ class Scheduler:
             context += start + 1
         return context
 
-    def _schedule_prefills(self, rows: list[Row], now_s: float) -> None:
-        """Chunks in the order of service, as many as the budget and the streams' patience allow."""
+    def _schedule_prefills(self, rows: list[Row], now_s: float) -> float:
+        """Chunks in the order of service, as many as the budget and the streams' patience allow.
+        Returns the seconds that they add to the step."""
         budget = self._config.max_num_batched_tokens - len(rows)
         allowance_s = self._allowance_s()
         num_tokens = context = 0
@@ -143,7 +145,7 @@ class Scheduler:
             if not is_yielding and self._background.includes(seq, now_s):
                 is_yielding = True
                 allowance_s = self._background.allowance_s(self.shape, allowance_s, spent_s)
-                if num_tokens and allowance_s is not None and allowance_s <= 0:
+                if rows and allowance_s is not None and allowance_s <= 0:
                     break
             start = seq.num_computed
             chunk = min(seq.num_remaining, budget)
@@ -176,8 +178,7 @@ class Scheduler:
             )
             self.scheduled.append(seq)
             seq.served_s = now_s
-            budget -= chunk
-            num_tokens += chunk
+            budget, num_tokens = budget - chunk, num_tokens + chunk
             context += end
             work += chunk * (start + chunk / 2)
             if not budget or (allowance_s is not None and allowance_s <= 0):
@@ -186,6 +187,7 @@ class Scheduler:
         self.shape = StepShape(
             decodes.num_decodes, decodes.decode_context, num_tokens, context, work
         )
+        return spent_s
 
     def _allowance_s(self) -> float | None:
         """Seconds that prefill may add to this step; None without a bound."""
@@ -284,9 +286,8 @@ class Scheduler:
         """Blocks that an admission leaves for the growth of the running sequences and its own."""
         if not self.num_running:
             return 0
-        config = self._config
-        growth = (self.num_running + 1) * config.headroom_blocks
-        return int(config.watermark * config.num_blocks) + growth
+        growth = (self.num_running + 1) * self._config.headroom_blocks
+        return int(self._config.watermark * self._config.num_blocks) + growth
 
     def _count_first_run(self, seq: Sequence, now_s: float) -> None:
         seq.first_scheduled_s = now_s

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import msgspec
 
-from kvoy_router.homes import EXPECTED_USES
 from kvoy_router.occupancy import Occupancy
 
 DECODE_WEIGHT = 0.2
@@ -34,6 +33,11 @@ PROMPT_STAY = 4.0
 keeps them from eviction, so they displace others not once but as long as they are used. It makes
 new prefixes go where there is room for them, beyond the queue of the moment. Found by simulation;
 2 to 8 differ little."""
+
+
+LATER_USES = 8.0
+"""Uses to come of a prompt that is new to the fleet, of which an imbalance of homes makes each wait
+longer."""
 
 
 class Traffic(msgspec.Struct, frozen=True, gc=False):
@@ -94,7 +98,7 @@ def estimate(
         # Each of the sequences that share an engine delays this one, and is delayed by it.
         per_sequence_s = DECODE_WEIGHT * (prefill_s + 2.0 * output * step_growth_s)
         more_sequences = (home_share - 1.0) * mean_requests
-        later_s = EXPECTED_USES * traffic.reuse * more_sequences * per_sequence_s
+        later_s = LATER_USES * traffic.reuse * more_sequences * per_sequence_s
     return Cost(
         wait_s + prefill_s + decode_s + harm_s + evict_s + later_s,
         wait_s,

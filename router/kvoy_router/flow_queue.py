@@ -66,7 +66,7 @@ class FlowQueue:
         if self._num_waiting or self._chosen is not None or wait is None or wait >= 1.0:
             return False
         self.shares.come(ticket, now_s)
-        if wait >= self.limits.shared_wait and not self.shares.is_modest(ticket):
+        if wait >= self.limits.shared_wait and not self.shares.is_modest(ticket, now_s):
             self.shares.go(ticket, now_s, was_under_way=False)
             return False
         self._class(ticket.priority).charge(ticket)
@@ -99,7 +99,8 @@ class FlowQueue:
         has_plenty = wait < self.limits.shared_wait
 
         def is_allowed(ticket: Ticket) -> bool:
-            return has_plenty or ticket.priority == first_aged or self.shares.is_modest(ticket)
+            is_aged = ticket.priority == first_aged
+            return has_plenty or is_aged or self.shares.is_modest(ticket, now_s)
 
         aged = self._aged_class(now_s)
         first_aged = aged if self._is_turn_of_aged(aged) else None
@@ -260,9 +261,9 @@ class FlowQueue:
 
     def _choose(self, ticket: Ticket, now_s: float) -> None:
         ticket.stage = Stage.CHOSEN
-        ticket.is_modest = self.shares.is_modest(ticket)
+        ticket.is_modest = self.shares.is_modest(ticket, now_s)
         self._chosen = ticket
-        self.shares.start(ticket)
+        self.shares.start(ticket, now_s)
         self._rate.add(ticket.tokens, now_s)
 
     def _drop(self, ticket: Ticket, now_s: float) -> None:

@@ -1,17 +1,25 @@
-"""Who uses how much of a model's engines at this moment, and whether that is more than its share.
+"""Who uses how much of a model's engines, and whether that is more than its share.
 
-A share is of the tokens of requests under way; classes count by whether anything of them is under
-way or waits."""
+A share is what the others use on average: of the tokens that have gone on lately, and of those that
+are under way at this moment. Classes count by whether anything of them is under way or waits."""
 
 from __future__ import annotations
+
+import math
 
 from kvoy_router.flow_ticket import Ticket
 
 ACTIVE_S = 10.0
 """A tenant's share stays reserved so long after its last request ended: traffic comes in gaps."""
+LATELY_S = 30.0
+"""What went on so long ago counts for 1/e."""
+DEVIATIONS = 3.0
+"""A tenant has used more than its share lately when that is beyond what random arrivals would make
+of it, in standard deviations: little in a tenant of many requests, much in one of few."""
 TOLERANCE = 2.0
-"""A tenant uses more than its share when it uses so many times what the others do on average: less
-than that is how traffic fluctuates."""
+"""And now when it has so many times the tokens under way that the others have on average: a flood
+is seen at once."""
+_SIZE_MOVE = 0.05
 MAX_IDLE = 1024
 """Tenants without a request whose share stays reserved."""
 
@@ -20,16 +28,39 @@ _LEAST_WEIGHT = 1e-6
 """Below what any tenant has, and above what rounding leaves."""
 
 
-class _Usage:
-    __slots__ = ("last_seen_s", "num_requests", "tokens", "weight")
+class _Lately:
+    """A sum whose parts fade."""
+
+    __slots__ = ("_updated_s", "value")
 
     def __init__(self) -> None:
+        self.value = 0.0
+        self._updated_s = 0.0
+
+    def at(self, now_s: float) -> float:
+        if self.value and now_s > self._updated_s:
+            self.value *= math.exp((self._updated_s - now_s) / LATELY_S)
+        self._updated_s = max(self._updated_s, now_s)
+        return self.value
+
+    def add(self, amount: float, now_s: float) -> None:
+        self.value = self.at(now_s) + amount
+
+
+class _Usage:
+    __slots__ = ("last_seen_s", "lately", "num_requests", "tokens", "was_beyond", "weight")
+
+    def __init__(self) -> None:
+        self.lately = _Lately()
+        """Tokens that have gone on."""
         self.weight = 0.0
         self.num_requests = 0
         """Waiting or under way."""
         self.tokens = 0.0
         """Of requests under way."""
         self.last_seen_s = 0.0
+        self.was_beyond = False
+        """Used clearly more than its share lately, and has not come back to it since."""
 
 
 class Shares:
@@ -38,6 +69,10 @@ class Shares:
     def __init__(self) -> None:
         self._tenants: dict[str, _Usage] = {}
         self._classes: dict[int, int] = {}
+        self._lately = _Lately()
+        """Of all tenants."""
+        self._size = 0.0
+        """Moving mean of a request's tokens."""
         self._tokens = 0.0
         self._weight = 0.0
         """Of all tenants that are remembered."""
@@ -67,10 +102,18 @@ class Shares:
         usage.last_seen_s = now_s
         self._classes[ticket.priority] = self._classes.get(ticket.priority, 0) + 1
 
-    def start(self, ticket: Ticket) -> None:
-        self._add(ticket, ticket.tokens)
+    def start(self, ticket: Ticket, now_s: float) -> None:
+        usage, tokens = self._tenants[ticket.tenant], ticket.tokens
+        usage.lately.add(tokens, now_s)
+        self._lately.add(tokens, now_s)
+        self._size += _SIZE_MOVE * (tokens - self._size) if self._size else tokens
+        self._add(ticket, tokens)
 
     def correct(self, ticket: Ticket, more_tokens: float) -> None:
+        usage = self._tenants[ticket.tenant]
+        # As if known when the latest request went on: shares forgive a second's difference.
+        for lately in (usage.lately, self._lately):
+            lately.value = max(lately.value + more_tokens, 0.0)
         self._add(ticket, more_tokens)
 
     def go(self, ticket: Ticket, now_s: float, *, was_under_way: bool) -> None:
@@ -100,8 +143,9 @@ class Shares:
             if position < num_too_many or last_seen_s < now_s - ACTIVE_S:
                 del self._tenants[name]
         self._weight = sum(usage.weight for usage in self._tenants.values())
+        self._lately.value = sum(usage.lately.at(now_s) for usage in self._tenants.values())
 
-    def is_modest(self, ticket: Ticket) -> bool:
+    def is_modest(self, ticket: Ticket, now_s: float) -> bool:
         """Whether nothing more important is here, and its tenant uses no more than its share; one
         that is alone has all of it."""
         if min(self._classes, default=ticket.priority) < ticket.priority:
@@ -110,8 +154,18 @@ class Shares:
         others_weight = self._weight - usage.weight
         if others_weight < _LEAST_WEIGHT:
             return True
-        others_tokens = self._tokens - usage.tokens
-        return usage.tokens * others_weight <= TOLERANCE * others_tokens * usage.weight
+        ratio = usage.weight / others_weight
+        now = (self._tokens - usage.tokens) * ratio
+        if usage.tokens > TOLERANCE * now + self._noise(now):
+            return False
+        used = usage.lately.at(now_s)
+        lately = (self._lately.at(now_s) - used) * ratio
+        usage.was_beyond = used > lately + (0.0 if usage.was_beyond else self._noise(lately))
+        return not usage.was_beyond
+
+    def _noise(self, share: float) -> float:
+        """What random arrivals may add to so many tokens; at least as to one request's."""
+        return DEVIATIONS * math.sqrt(max(share, self._size) * self._size)
 
     def check_integrity(self) -> None:
         assert abs(self._tokens - sum(u.tokens for u in self._tenants.values())) < 1e-3
@@ -119,6 +173,7 @@ class Shares:
         requests = sum(usage.num_requests for usage in self._tenants.values())
         assert requests == sum(self._classes.values())
         assert all(self._classes.values())
+        assert min((u.lately.value for u in self._tenants.values()), default=0.0) >= 0.0
 
     def _add(self, ticket: Ticket, tokens: float) -> None:
         self._tenants[ticket.tenant].tokens += tokens

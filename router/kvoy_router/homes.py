@@ -8,8 +8,9 @@ in truth. What was counted fades as new requests come.
 
 from __future__ import annotations
 
-EXPECTED_USES = 8.0
-"""Of a new home: it counts as much as so many requests to an old one."""
+EXPECTED_USES = 16.0
+"""Of a new home: it counts as much as so many requests to an old one. Enough for chance in the
+requests of its first half minute not to look like more or fewer homes."""
 MEMORY_USES = 100.0
 """Uses for each engine of the fleet until what was counted has faded to 1/e."""
 LITTLE_SHARE = 0.1

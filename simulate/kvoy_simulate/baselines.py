@@ -5,16 +5,19 @@ session-hash        a session's engine is a hash of its name (rendezvous hashing
 sticky              a session stays where its first request was least loaded
 prefix-only         the engine that holds most of the prompt, whatever its load
 approximate-prefix  the weights llm-d has without configuration (prefix 3, queue 2, memory 2), over
-                    an index of what was sent where: nobody tells it what was evicted
+                    an index of what was sent where, since nobody tells it what was evicted, and
+                    queue and memory as scraped from the engines' metrics every 50 ms
 holder-18s          llm-d's optimised baseline: who holds 80 % of the prompt, unless its queue of
                     prompts is 18 s longer than the shortest; among those the shortest queue
 
-The two of llm-d follow its documentation of August 2026, over Kvoy's exact view of queues. A
-session is known by the request's `affinity`, a group by the first hash of the prompt.
+The two of llm-d follow its documentation of August 2026. `holder-18s` counts what it has sent
+itself, as the original does, and sees besides what Kvoy sees of queues. A session is known by the
+request's `affinity`, a group by the first hash of the prompt.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -102,35 +105,56 @@ class ApproximatePrefix:
     MEMORY_WEIGHT = 2.0
     UNKNOWN_CAPACITY = 31_250
     """Hashes kept of an engine that does not tell its number of blocks."""
+    SCRAPE_S = 0.05
+    """Between two looks at an engine's metrics."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._sent: dict[str, OrderedDict[BlockHash, None]] = {}
         """Of each engine the hashes that were sent there, the latest last."""
+        self._scraped: dict[str, tuple[float, int, float]] = {}
+        """Of each engine when it was last looked at, its queue and its unused memory then."""
 
     def choose(self, request: InferenceRequest, views: Sequence[View], traffic: Traffic) -> Choice:
-        queues = [view.occupancy.waiting for view in views]
+        matched = self._matched(request, views)
+        seen = [self._look_at(view.endpoint) for view in views]
+        queues = [queue for queue, _ in seen]
         least, most = min(queues), max(queues)
         scores = [
-            -self.PREFIX_WEIGHT * self._matched(view.endpoint, request)
+            -self.PREFIX_WEIGHT * share
             - self.QUEUE_WEIGHT * ((most - queue) / (most - least) if most > least else 1.0)
-            - self.MEMORY_WEIGHT * _unused_memory(view)
-            for view, queue in zip(views, queues, strict=True)
+            - self.MEMORY_WEIGHT * unused
+            for share, (queue, unused) in zip(matched, seen, strict=True)
         ]
         position = _least(scores, self._random)
         self._remember(views[position].endpoint, request)
         return position, _candidates(views, scores)
 
-    def _matched(self, endpoint: Endpoint, request: InferenceRequest) -> float:
-        """Share of the prompt's hashes, from the first on, that were sent to this engine."""
-        if not request.hashes:
-            return 0.0
-        sent = self._sent.get(endpoint.id) or OrderedDict()
-        depth = next(
-            (depth for depth, key in enumerate(request.hashes) if key not in sent),
-            len(request.hashes),
-        )
-        return depth / len(request.hashes)
+    def _look_at(self, endpoint: Endpoint) -> tuple[int, float]:
+        """Sequences that wait there, and the share of blocks that none uses, as the engine's own
+        metrics told when they were last scraped: what was sent there since is not in them."""
+        at_s, queue, unused = self._scraped.get(endpoint.id, (-math.inf, 0, 1.0))
+        load = endpoint.load
+        if load is not None and endpoint.load_s - at_s >= self.SCRAPE_S:
+            queue = load.waiting
+            if load.total_blocks:
+                unused = (load.free_blocks + load.evictable_blocks) / load.total_blocks
+            self._scraped[endpoint.id] = (endpoint.load_s, queue, unused)
+        return queue, unused
+
+    def _matched(self, request: InferenceRequest, views: Sequence[View]) -> list[float]:
+        """For each engine the share of the prompt's hashes that were sent to it, up to the first
+        one that was sent to none. One that has lost an earlier hash is still credited for the
+        others, as in the original."""
+        sent = [self._sent.get(view.endpoint.id) or OrderedDict() for view in views]
+        counts = [0] * len(views)
+        for key in request.hashes:
+            holders = [position for position, hashes in enumerate(sent) if key in hashes]
+            if not holders:
+                break
+            for position in holders:
+                counts[position] += 1
+        return [count / max(len(request.hashes), 1) for count in counts]
 
     def _remember(self, endpoint: Endpoint, request: InferenceRequest) -> None:
         """As many hashes as the engine has blocks, though each stands for a longer stride: so does
@@ -191,12 +215,6 @@ def policy_maker(name: str) -> Callable[[Random], Policy]:
 def _rendezvous(key: bytes, endpoint: Endpoint) -> float:
     digest = blake2b(key + b"\0" + endpoint.id.encode(), digest_size=8).digest()
     return float(int.from_bytes(digest, "little"))
-
-
-def _unused_memory(view: View) -> float:
-    """Share of the blocks that no running sequence uses; cached work does not count as use."""
-    o = view.occupancy
-    return (o.free_tokens + o.evictable_tokens) / o.total_tokens if o.total_tokens else 1.0
 
 
 def _least(scores: Sequence[float], random: Random) -> int:

@@ -26,6 +26,9 @@ OTHERS_TTFT_P90 = "others_ttft_p90_s"
 """Of the requests of all tenants but that one."""
 
 
+Relation = Literal["<=", ">="]
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     scenario: str
@@ -37,6 +40,8 @@ class Case:
     """A ladder of runs instead of one."""
     finds_recovery: bool = False
     """Also a run without the scenario's events."""
+    has_flow: bool = True
+    """Whether the routers have the scenario's flow control, or none at all."""
     trace: str | None = None
     """A trace file instead of the scenario's workload."""
     time_share: float = 1.0
@@ -51,6 +56,8 @@ class Case:
             parts.append(f"{self.routers} routers")
         if self.finds_knee:
             parts.append("knee")
+        if not self.has_flow:
+            parts.append("without flow control")
         return " ".join(parts)
 
 
@@ -63,8 +70,11 @@ class Goal:
     ours: Case
     against: tuple[Case, ...]
     """Ours is divided by the best of these; empty: ours alone is compared."""
-    relation: Literal["<=", ">="]
-    bound: float
+    relation: Relation
+    bound: float | None
+    """None: the figure is told, and no goal."""
+    least_seeds: int = 1
+    """For a figure that differs much between seeds: never judged by fewer."""
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -77,12 +87,15 @@ class Verdict:
     measured: Interval
     best_other: str
     """Label of the case that ours was divided by."""
+    num_seeds: int
 
     @property
     def is_met(self) -> bool:
         """By the estimate itself; the interval tells how sure it is. NaN meets nothing."""
-        value = self.measured.value
-        return value <= self.goal.bound if self.goal.relation == "<=" else value >= self.goal.bound
+        value, bound = self.measured.value, self.goal.bound
+        if bound is None:
+            return True
+        return value <= bound if self.goal.relation == "<=" else value >= bound
 
 
 Figures = Mapping[str, float]
@@ -93,17 +106,21 @@ def judge(goal: Goal, figures: Callable[[Case], Sequence[Figures]]) -> Verdict:
     """`figures` has one entry per seed, the same seeds for every case."""
     ours = [run[goal.figure] for run in figures(goal.ours)]
     if not goal.against:
-        return Verdict(goal, mean_interval(ours), "")
+        return Verdict(goal, mean_interval(ours), "", len(ours))
     others = {case: [run[goal.figure] for run in figures(case)] for case in goal.against}
     is_less_better = goal.relation == "<="
     best = min(others, key=lambda case: _order(mean(others[case]), is_less_better))
-    return Verdict(goal, ratio_interval(ours, others[best]), best.label)
+    return Verdict(goal, ratio_interval(ours, others[best]), best.label, len(ours))
 
 
 def _order(value: float, is_less_better: bool) -> float:
     if math.isnan(value):
         return math.inf
     return value if is_less_better else -value
+
+
+def seeds_of(goal: Goal, num_seeds: int) -> range:
+    return range(max(num_seeds, goal.least_seeds))
 
 
 def rows(goals: Sequence[Goal]) -> list[str]:

@@ -73,6 +73,8 @@ def scenario_of(case: Case) -> ScenarioFile:
     scenario = find_scenario(case.scenario)
     if case.trace is not None:
         scenario = dataclasses.replace(scenario, workload=Trace(file=case.trace))
+    if not case.has_flow:
+        scenario = dataclasses.replace(scenario, flow=None)
     if case.routers is not None:
         scenario = dataclasses.replace(scenario, routers=case.routers)
     if case.rate is not None:

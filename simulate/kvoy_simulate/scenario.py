@@ -165,7 +165,7 @@ class Scenario:
     """Retries, and likewise resumes, for each request."""
     retry_burst: int = 1024
     """Of them, those that may come at once."""
-    flow: FlowLimits | None = None
+    flow: FlowLimits | None = field(default_factory=FlowLimits)
     """Flow control in every router; None: requests go to engines at once."""
     sample_s: float = 0.5
     """Between two samples of each engine's load."""

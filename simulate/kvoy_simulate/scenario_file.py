@@ -78,7 +78,8 @@ class ScenarioFile:
     hang_timeout_s: float = 3.0
     retry_share: float = 0.2
     retry_burst: int = 1024
-    flow: FlowLimits | None = None
+    flow: FlowLimits | None = field(default_factory=FlowLimits)
+    """On, as in a router; None: requests go to engines at once."""
     sample_s: float = 0.5
 
     def __post_init__(self) -> None:

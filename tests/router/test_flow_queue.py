@@ -214,7 +214,7 @@ def test_a_tenant_that_is_alone_has_all_the_room() -> None:
 
 def test_the_share_of_a_tenant_that_has_gone_is_given_back() -> None:
     queue = queue_of()
-    for name in ("greedy", "greedy", "greedy", "gone"):
+    for name in (*["greedy"] * 9, "gone"):
         each = ticket(name)
         assert queue.pass_at_once(each, 0.0, ROOM)
         queue.start(each)
@@ -252,7 +252,7 @@ def test_who_is_beyond_its_share_does_not_stand_in_the_way_of_others() -> None:
 def test_who_is_beyond_its_share_lets_others_of_its_class_pass_inside_an_engine_too() -> None:
     queue = queue_of()
     levels = {}
-    for name in ("greedy", "other", "greedy", "greedy", "greedy", "other"):
+    for name in ("greedy", "other", *["greedy"] * 9, "other"):
         each = ticket(name)
         assert queue.pass_at_once(each, 0.0, ROOM)
         queue.start(each)

@@ -10,7 +10,7 @@ import pytest
 
 from kvoy_contract.blocks import BlockHash
 from kvoy_router.cost import Traffic
-from kvoy_router.endpoint import Endpoint, EngineInfo
+from kvoy_router.endpoint import Endpoint, EngineInfo, LoadView
 from kvoy_router.lease import Ledger
 from kvoy_router.occupancy import Occupancy
 from kvoy_router.policies import Policy, View
@@ -143,24 +143,65 @@ def test_approximate_prefix_believes_that_what_it_sent_is_still_there() -> None:
     assert choose(policy, request("g"), evicted) == home
 
 
+def told(at: Endpoint, *, waiting: int = 0, used_share: float = 0.0, at_s: float = 0.0) -> View:
+    """A view of an engine whose last report says so."""
+    at.load = LoadView(
+        waiting=waiting, free_blocks=1000 - int(1000 * used_share), total_blocks=1000
+    )
+    at.load_s = at_s
+    return view(at)
+
+
 def test_approximate_prefix_leaves_for_shorter_queue_and_emptier_memory() -> None:
+    engines = [endpoint(number) for number in range(4)]
     policy = policy_maker("approximate-prefix")(Random(0))
-    home = choose(policy, request("g"), IDLE)
+    home = choose(policy, request("g"), [told(e) for e in engines])
     # Prefix 3 against queue 2 and memory 2 x 0.6.
-    busy = [view(e, waiting=9, used_share=0.6) if e.id == home else view(e) for e in ENGINES]
+    busy = [
+        told(e, waiting=9, used_share=0.6, at_s=1.0) if e.id == home else told(e, at_s=1.0)
+        for e in engines
+    ]
 
     assert choose(policy, request("g"), busy) != home
 
 
+def test_approximate_prefix_sees_queues_as_they_were_when_it_last_looked() -> None:
+    engines = [endpoint(number) for number in range(2)]
+    policy = policy_maker("approximate-prefix")(Random(0))
+    idle, busy = engines
+    first = choose(policy, request("a"), [told(idle), told(busy, waiting=9)])
+
+    later = [told(idle, waiting=9, at_s=0.04), told(busy, at_s=0.04)]
+    in_between = choose(policy, request("b"), later)
+    later = [told(idle, waiting=9, at_s=0.05), told(busy, at_s=0.05)]
+
+    assert (first, in_between) == (idle.id, idle.id)
+    assert choose(policy, request("c"), later) == busy.id
+
+
 def test_approximate_prefix_forgets_what_it_sent_longest_ago() -> None:
     policy = policy_maker("approximate-prefix")(Random(0))
-    small = [view(endpoint(0, num_blocks=15)), view(endpoint(1, num_blocks=15), used_share=0.5)]
-    assert [choose(policy, request(group), small) for group in "ab"] == ["engine-0", "engine-0"]
-    turned = [view(small[0].endpoint, used_share=0.5), view(small[1].endpoint)]
+    one, other = endpoint(0, num_blocks=15), endpoint(1, num_blocks=15)
+    first = [told(one), told(other, used_share=0.5)]
+    assert [choose(policy, request(group), first) for group in "ab"] == [one.id, one.id]
+    turned = [told(one, used_share=0.9, at_s=1.0), told(other, at_s=1.0)]
 
-    # Of 15 hashes ten are b's and five the rest of a's, whose first ones are gone.
-    assert choose(policy, request("b"), turned) == "engine-0"
-    assert choose(policy, request("a"), turned) == "engine-1"
+    # Of 15 hashes ten are b's and five the rest of a's, whose first ones nobody has any more.
+    assert choose(policy, request("b"), turned) == one.id
+    assert choose(policy, request("a"), turned) == other.id
+
+
+def test_approximate_prefix_credits_an_engine_that_has_lost_the_beginning() -> None:
+    policy = policy_maker("approximate-prefix")(Random(0))
+    small, large = endpoint(0, num_blocks=15), endpoint(1)
+    only_small, only_large = [told(small)], [told(large)]
+    for group in "ab":
+        choose(policy, request(group), only_small)
+    choose(policy, request("a", length=5), only_large)
+    both = [told(small, at_s=1.0), told(large, used_share=0.1, at_s=1.0)]
+
+    # The first five hashes are at one, the other five at the other, whose memory is emptier.
+    assert choose(policy, request("a"), both) == small.id
 
 
 def test_holder_stays_until_its_queue_is_eighteen_seconds_longer() -> None:

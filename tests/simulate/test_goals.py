@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from kvoy_router.flow_ticket import FlowLimits
 from kvoy_simulate.baselines import EVERY_POLICY
-from kvoy_simulate.goals import Case, Goal, cases_of, judge, recovery_s, rows
+from kvoy_simulate.goals import Case, Goal, cases_of, judge, recovery_s, rows, seeds_of
 from kvoy_simulate.goals_table import all_goals
 from kvoy_simulate.measures import NAMES
+from kvoy_simulate.runs import scenario_of
 from kvoy_simulate.scenario_file import Mix, find_scenario, shipped_scenarios
 
 OURS, A, B = Case("s"), Case("s", "a"), Case("s", "b")
@@ -64,7 +66,7 @@ def test_the_table_names_scenarios_policies_and_figures_that_exist() -> None:
             assert (goal.figure == "knee") == case.finds_knee
             assert goal.figure != "recovery_s" or case.finds_recovery
         assert goal.ours.policy == "kv-aware"
-        if goal.row != "greedy tenant":
+        if not goal.row.startswith("greedy tenant"):
             assert all(replace(c, policy="kv-aware", routers=None) ==
                        replace(goal.ours, routers=None) for c in goal.against)  # fmt: skip
 
@@ -92,13 +94,33 @@ def test_ours_has_to_be_far_below_the_others_only_where_a_good_policy_does_not_q
     assert bounds == {(8.0, 1.05), (13.0, 1.05), (15.0, 0.5), (20.0, 0.5), (60.0, 1.05)}
 
 
-def test_the_greedy_tenant_is_the_only_difference_between_the_two_scenarios_of_its_row() -> None:
-    greedy, fair = (find_scenario(name) for name in ("greedy-tenant", "fair-tenants"))
+@pytest.mark.parametrize(("ending", "share"), [("", 5.0), ("-loaded", 7.0)])
+def test_the_greedy_tenant_is_the_only_difference_between_the_two_scenarios_of_its_rows(
+    ending: str, share: float
+) -> None:
+    greedy, fair = (find_scenario(f"{name}{ending}") for name in ("greedy-tenant", "fair-tenants"))
     assert isinstance(greedy.workload, Mix)
     assert isinstance(fair.workload, Mix)
     asks = greedy.workload.parts["greedy"], fair.workload.parts["greedy"]
 
-    assert [part.arrivals.rate for part in asks] == [50.0, 5.0]  # type: ignore[union-attr]
+    assert [part.arrivals.rate for part in asks] == [10 * share, share]  # type: ignore[union-attr]
     others = [{k: v for k, v in s.workload.parts.items() if k != "greedy"} for s in (greedy, fair)]  # type: ignore[union-attr]
     assert others[0] == others[1]
     assert replace(greedy, workload=fair.workload, summary=fair.summary) == fair
+
+
+def test_every_scenario_of_the_table_has_the_flow_control_of_a_router_by_default() -> None:
+    for goal in all_goals():
+        for case in goal.cases:
+            assert scenario_of(case).flow == (FlowLimits() if case.has_flow else None)
+        assert goal.bound is None or all(case.has_flow for case in goal.cases)
+
+
+def test_a_figure_without_a_goal_is_told_and_never_missed() -> None:
+    assert verdict_of(Goal("r", "c", "f", OURS, (A,), "<=", None), {OURS: [9.0], A: [1.0]})[1]
+
+
+def test_a_noisy_figure_is_judged_by_more_seeds() -> None:
+    goal = Goal("r", "c", "f", OURS, (A,), "<=", 1.0, least_seeds=10)
+
+    assert [len(seeds_of(goal, asked)) for asked in (1, 3, 12)] == [10, 10, 12]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from kvoy_cli.simulate.config import (
 )
 from kvoy_contract.settings import read_settings
 from kvoy_simulate.baselines import policy_maker
-from kvoy_simulate.goals import Case, Goal, Verdict, cases_of, judge, rows
+from kvoy_simulate.goals import Case, Goal, Verdict, judge, rows, seeds_of
 from kvoy_simulate.goals_table import all_goals
 from kvoy_simulate.measures import Measures
 from kvoy_simulate.runs import (
@@ -161,7 +162,7 @@ def _goals(argv: list[str]) -> int:
         raise CommandError(f"--only: no row contains {config.only!r}; there are {names}")
     if config.smoke:
         goals = [_shortened(goal) for goal in goals]
-    verdicts = _judged(goals, range(config.seeds), config.processes, say=not config.json)
+    verdicts = _judged(goals, config.seeds, config.processes, say=not config.json)
     if config.json:
         report.print_json([report.verdict_value(verdict) for verdict in verdicts])
     else:
@@ -170,17 +171,20 @@ def _goals(argv: list[str]) -> int:
 
 
 def _judged(
-    goals: Sequence[Goal], seeds: Sequence[int], processes: int | None, *, say: bool
+    goals: Sequence[Goal], num_seeds: int, processes: int | None, *, say: bool
 ) -> list[Verdict]:
     """In the goals' order; each is said as soon as its last run is done."""
-    cases = cases_of(goals)
-    jobs = [Job(case, seed) for case in cases for seed in seeds]
+    jobs_of = {
+        goal: [Job(case, seed) for case in goal.cases for seed in seeds_of(goal, num_seeds)]
+        for goal in goals
+    }
+    jobs = list(dict.fromkeys(job for goal in goals for job in jobs_of[goal]))
     done: dict[Job, Figures] = {}
     verdicts: dict[Goal, Verdict] = {}
     progress = Console(stderr=True)
 
-    def figures_of_case(case: Case) -> list[Figures]:
-        return [done[Job(case, seed)] for seed in seeds]
+    def figures_for(goal: Goal, case: Case) -> list[Figures]:
+        return [done[Job(case, seed)] for seed in seeds_of(goal, num_seeds)]
 
     def on_done(job: Job, figures: Figures) -> None:
         done[job] = figures
@@ -188,9 +192,8 @@ def _judged(
             text = f"  {len(done)}/{len(jobs)} {job.case.label}, seed {job.seed}"
             progress.print(text, style="dim", highlight=False)
         for goal in goals:
-            jobs_of_goal = (Job(case, seed) for case in goal.cases for seed in seeds)
-            if goal not in verdicts and all(other in done for other in jobs_of_goal):
-                verdicts[goal] = judge(goal, figures_of_case)
+            if goal not in verdicts and all(other in done for other in jobs_of[goal]):
+                verdicts[goal] = judge(goal, partial(figures_for, goal))
                 if say:
                     progress.print(
                         report.verdict_text(verdicts[goal]), highlight=False, soft_wrap=True

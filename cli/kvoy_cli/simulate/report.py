@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from kvoy_simulate.goals import Verdict
+from kvoy_simulate.goals import Goal, Verdict
 from kvoy_simulate.intervals import Interval, mean_interval, ratio_interval
 from kvoy_simulate.ladder import Ladder
 
@@ -102,18 +102,18 @@ def ladder_table(title: str, ladder: Ladder) -> Table:
 
 
 def goals_table(verdicts: Sequence[Verdict]) -> Table:
-    table = _table("Goals", "row", "claim", "goal", "measured (95 % interval)", "")
+    table = _table("Goals", "row", "claim", "goal", "measured (95 % interval)", "seeds", "")
     latest = ""
     for verdict in verdicts:
         goal = verdict.goal
-        times = " ×" if goal.against else ""
         style = "green" if verdict.is_met else "bold red"
         table.add_row(
             goal.row if goal.row != latest else "",
             goal.claim,
-            f"{goal.relation} {number(goal.bound)}{times}",
+            _bound_text(goal),
             with_interval(verdict.measured),
-            f"[{style}]{'met' if verdict.is_met else 'MISSED'}[/{style}]",
+            str(verdict.num_seeds),
+            f"[{style}]{_verdict_word(verdict)}[/{style}]",
         )
         latest = goal.row
     return table
@@ -124,11 +124,23 @@ def verdict_text(verdict: Verdict) -> str:
     goal = verdict.goal
     times = " ×" if goal.against else ""
     against = f" of {verdict.best_other}" if verdict.best_other else ""
+    bound = "" if goal.bound is None else f" (goal {_bound_text(goal)})"
     return (
-        f"{'met' if verdict.is_met else 'MISSED'}: {goal.row}, {goal.claim}: "
-        f"{with_interval(verdict.measured)}{times}{against} (goal {goal.relation} "
-        f"{number(goal.bound)}{times})"
+        f"{_verdict_word(verdict)}: {goal.row}, {goal.claim}: "
+        f"{with_interval(verdict.measured)}{times}{against}{bound}"
     )
+
+
+def _bound_text(goal: Goal) -> str:
+    if goal.bound is None:
+        return "-"
+    return f"{goal.relation} {number(goal.bound)}{' ×' if goal.against else ''}"
+
+
+def _verdict_word(verdict: Verdict) -> str:
+    if verdict.goal.bound is None:
+        return "told"
+    return "met" if verdict.is_met else "MISSED"
 
 
 def verdict_value(verdict: Verdict) -> dict[str, Any]:
@@ -143,7 +155,8 @@ def verdict_value(verdict: Verdict) -> dict[str, Any]:
         "relation": goal.relation,
         "bound": goal.bound,
         "measured": interval_value(verdict.measured),
-        "met": verdict.is_met,
+        "seeds": verdict.num_seeds,
+        "met": None if goal.bound is None else verdict.is_met,
     }
 
 

@@ -1,0 +1,137 @@
+"""Whether a tenant uses more than its share, from what has gone on lately and what is under way."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict
+from random import Random
+
+import pytest
+
+from kvoy_router.flow_share import LATELY_S, Shares
+from kvoy_router.flow_ticket import Stage, Ticket
+
+STAY_S = 5.0
+"""How long a request is under way."""
+
+
+class Traffic:
+    """Requests of several tenants at random times, all served at once."""
+
+    def __init__(self, rates: dict[str, float], seed: int) -> None:
+        self.random = Random(seed)
+        self.shares = Shares()
+        self.rates = rates
+        self.now_s = 0.0
+        self.arrivals = [(self._gap_s(tenant), tenant) for tenant in rates]
+        heapq.heapify(self.arrivals)
+        self.ends: list[tuple[float, int, Ticket]] = []
+        self.asked: Counter[str] = Counter()
+        self.beyond: Counter[str] = Counter()
+        self.used: dict[str, float] = defaultdict(float)
+        """Faded by hand, to compare with."""
+
+    def _gap_s(self, tenant: str) -> float:
+        return self.random.expovariate(self.rates[tenant])
+
+    def step(self) -> None:
+        arrival_s, tenant = heapq.heappop(self.arrivals)
+        heapq.heappush(self.arrivals, (arrival_s + self._gap_s(tenant), tenant))
+        while self.ends and self.ends[0][0] <= arrival_s:
+            end_s, _, ended = heapq.heappop(self.ends)
+            self.shares.go(ended, end_s, was_under_way=True)
+        fade = math.exp((self.now_s - arrival_s) / LATELY_S)
+        self.now_s = arrival_s
+        tokens = self.random.uniform(100, 2000)
+        ticket = Ticket("m", tenant=tenant, tokens=tokens, arrived_s=arrival_s)
+        self.shares.come(ticket, arrival_s)
+        self.asked[tenant] += 1
+        self.beyond[tenant] += not self.shares.is_modest(ticket, arrival_s)
+        self.shares.start(ticket, arrival_s)
+        ticket.stage = Stage.STARTED
+        heapq.heappush(self.ends, (arrival_s + STAY_S, sum(self.asked.values()), ticket))
+        for name in self.rates:
+            self.used[name] *= fade
+        self.used[tenant] += tokens
+        self.shares.check_integrity()
+
+    def run(self, until_s: float) -> None:
+        while self.now_s < until_s:
+            self.step()
+
+    def share_beyond(self, tenant: str) -> float:
+        return self.beyond[tenant] / self.asked[tenant]
+
+
+@pytest.mark.parametrize("per_s", [0.2, 3.0, 20.0])
+def test_tenants_that_ask_equally_much_are_hardly_ever_beyond_their_shares(per_s: float) -> None:
+    traffic = Traffic({f"tenant-{number}": per_s for number in range(5)}, seed=1)
+
+    traffic.run(900 / per_s)
+
+    assert sum(traffic.beyond.values()) <= 0.02 * sum(traffic.asked.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_asks_twice_as_much_is_beyond_its_share_and_the_others_are_not(seed: int) -> None:
+    rates = {f"tenant-{number}": 4.0 for number in range(4)} | {"greedy": 8.0}
+    traffic = Traffic(rates, seed)
+    traffic.run(60.0)
+    traffic.beyond.clear()
+    traffic.asked.clear()
+
+    traffic.run(160.0)
+
+    assert traffic.share_beyond("greedy") >= 0.95
+    assert max(traffic.share_beyond(name) for name in rates if name != "greedy") <= 0.01
+
+
+def test_a_flood_is_seen_within_a_few_requests_beyond_what_the_others_have_under_way() -> None:
+    traffic = Traffic({f"tenant-{number}": 2.0 for number in range(4)}, seed=2)
+    traffic.run(60.0)
+    first = None
+    for number in range(200):
+        ticket = Ticket("m", tenant="flood", tokens=1000.0, arrived_s=traffic.now_s)
+        traffic.shares.come(ticket, traffic.now_s)
+        if first is None and not traffic.shares.is_modest(ticket, traffic.now_s):
+            first = number
+        traffic.shares.start(ticket, traffic.now_s)
+
+    assert first is not None
+    assert first <= 45, "the others have about ten each"
+
+
+def test_who_was_beyond_its_share_comes_back_to_it_before_it_counts_as_modest_again() -> None:
+    rates = {f"tenant-{number}": 4.0 for number in range(4)} | {"greedy": 20.0}
+    traffic = Traffic(rates, seed=3)
+    traffic.run(60.0)
+    traffic.rates["greedy"] = 1.0
+    traffic.beyond.clear()
+    while traffic.now_s < 200.0:
+        before = traffic.beyond["greedy"], traffic.asked["greedy"]
+        used = dict(traffic.used)
+        traffic.step()
+        if traffic.asked["greedy"] > before[1] and traffic.beyond["greedy"] == before[0]:
+            break
+
+    mean = sum(tokens for name, tokens in used.items() if name != "greedy") / 4
+    assert 0.8 * mean <= used["greedy"] <= 1.1 * mean
+    traffic.beyond.clear()
+    traffic.run(300.0)
+    assert not traffic.beyond["greedy"]
+
+
+def test_what_a_request_costs_in_truth_counts_once_it_is_known() -> None:
+    shares = Shares()
+    for name, tokens in [("a", 1000.0)] * 10 + [("b", 1000.0)] * 10:
+        ticket = Ticket("m", tenant=name, tokens=tokens, arrived_s=0.0)
+        shares.come(ticket, 0.0)
+        shares.start(ticket, 0.0)
+    assert shares.is_modest(ticket, 0.0)
+
+    ticket.tokens += 30_000.0
+    shares.correct(ticket, 30_000.0)
+
+    assert not shares.is_modest(ticket, 0.0)
+    shares.check_integrity()
