@@ -16,8 +16,7 @@ STREAM_HEAD = (
 )
 _CREATED = 1_700_000_000
 _HEX_ID = "0123456789abcdef0123456789abcdef"
-_WORD = " word"
-_WORD_ID = 1234
+_WORDS = {1234: " word", 4321: " more"}
 _MAX_MODEL_LEN = 131072
 _STATUS_LINES = {200: b"200 OK", 404: b"404 Not Found"}
 
@@ -44,12 +43,17 @@ def is_chat(path: bytes) -> bool:
     return path == CHAT_COMPLETIONS_PATH.encode()
 
 
-def word_event(chat: bool, wants_ids: bool) -> bytes:
-    """One event with one word, framed as an HTTP chunk; with that of its token id where asked."""
-    event = http_chunk(sse.data_event(_chunk(chat, _WORD, None)))
-    if wants_ids:
-        event += http_chunk(sse.token_ids_event([sse.ChoiceIds(0, [_WORD_ID])]))
-    return event
+def word_events(chat: bool, wants_ids: bool) -> tuple[bytes, ...]:
+    """What a stream says in turn: an event with one word, framed as an HTTP chunk; with that of its
+    token id where asked. All equally long, and not the same again and again: LiteLLM ends a stream
+    that repeats itself a hundred times."""
+    events = []
+    for token_id, word in _WORDS.items():
+        event = http_chunk(sse.data_event(_chunk(chat, word, None)))
+        if wants_ids:
+            event += http_chunk(sse.token_ids_event([sse.ChoiceIds(0, [token_id])]))
+        events.append(event)
+    return tuple(events)
 
 
 def stream_end(chat: bool) -> bytes:
@@ -57,7 +61,7 @@ def stream_end(chat: bool) -> bytes:
 
 
 def whole_answer(chat: bool, num_tokens: int, num_prompt_tokens: int) -> bytes:
-    text = _WORD * num_tokens
+    text = _WORDS[1234] * num_tokens
     part: dict[str, Any] = (
         {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     )

@@ -106,7 +106,8 @@ class EngineConnection(asyncio.Protocol):
         self._has_envelope = False
         self._body: list[bytes] = []
         self._num_left = 0
-        self._event = self._end = b""
+        self._events: tuple[bytes, ...] = ()
+        self._end = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport without inheriting from it.
@@ -153,7 +154,7 @@ class EngineConnection(asyncio.Protocol):
             self._write(fake_answers.whole_answer(chat, request.num_tokens, num_prompt_tokens))
 
     def start_stream(self, chat: bool, request: fake_answers.Body, wants_ids: bool) -> None:
-        self._event = fake_answers.word_event(chat, wants_ids)
+        self._events = fake_answers.word_events(chat, wants_ids)
         self._end = fake_answers.stream_end(chat)
         self._num_left = request.num_tokens
         self._write(fake_answers.STREAM_HEAD)
@@ -169,8 +170,8 @@ class EngineConnection(asyncio.Protocol):
         return self._transport is not None
 
     def next_event(self) -> bytes:
-        """Framed as an HTTP chunk."""
-        return self._event
+        """Framed as HTTP chunks."""
+        return self._events[self._num_left % len(self._events)]
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
