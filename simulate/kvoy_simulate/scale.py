@@ -4,7 +4,8 @@
 
 All prompts differ, and engines are those of the shared-prefix scenario. Counted is what comes after
 a warm-up. As many requests end as begin once the first answers are complete, after about six
-virtual seconds; caches are full, and memory grows no more, after about 28.
+virtual seconds; caches are full, and memory grows no more, after about 28, or after seven with a
+quarter of the memory (`--kv-tokens 76832`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from kvoy_simulate.fleet import Fleet, kept_from_collection
 from kvoy_simulate.outcome import Status
 from kvoy_simulate.scenario import EngineGroup, Scenario
 from kvoy_simulate.traffic import PromptSpec, SimRequest
+
+KV_TOKENS = 307_328
 
 
 class Strangers:
@@ -66,11 +69,13 @@ class Scale:
     steps_per_s: float
     events_per_s: float
     """Of telemetry."""
+    full_share: float
+    """Of the fleet's blocks, those that hold something at the end."""
 
 
-def scenario(num_engines: int, rate: float, duration_s: float) -> Scenario:
+def scenario(num_engines: int, rate: float, duration_s: float, kv_tokens: int) -> Scenario:
     core = CoreConfig(
-        num_blocks=307_328 // 16, max_model_len=32_768, interference_ratio=0, max_step_s=0
+        num_blocks=kv_tokens // 16, max_model_len=32_768, interference_ratio=0, max_step_s=0
     )
     return Scenario(
         engines=(EngineGroup(name="engine", count=num_engines, core=core),),
@@ -81,10 +86,15 @@ def scenario(num_engines: int, rate: float, duration_s: float) -> Scenario:
 
 
 def measure(
-    num_engines: int = 1000, rate: float = 10_000.0, *, warmup_s: float = 8.0, for_s: float = 1.0
+    num_engines: int = 1000,
+    rate: float = 10_000.0,
+    *,
+    warmup_s: float = 8.0,
+    for_s: float = 1.0,
+    kv_tokens: int = KV_TOKENS,
 ) -> Scale:
     """Simulates `warmup_s + for_s` virtual seconds; the fleet is given up in the midst of it."""
-    fleet = Fleet(scenario(num_engines, rate, warmup_s + for_s), "kv-aware", seed=1)
+    fleet = Fleet(scenario(num_engines, rate, warmup_s + for_s, kv_tokens), "kv-aware", seed=1)
     fleet.begin()
     with kept_from_collection():
         fleet.clock.run(warmup_s)
@@ -109,11 +119,17 @@ def measure(
         tokens_per_s=per_s("generated_tokens"),
         steps_per_s=per_s("steps"),
         events_per_s=per_s("telemetry_events"),
+        full_share=_full_share(fleet),
     )
 
 
 def _num_ended(fleet: Fleet) -> int:
     return sum(status != Status.UNFINISHED for status in fleet.recorder.requests.status)
+
+
+def _full_share(fleet: Fleet) -> float:
+    loads = [engine.core.load() for engine in fleet.engines.values()]
+    return 1.0 - sum(load.free_blocks for load in loads) / sum(load.total_blocks for load in loads)
 
 
 def _peak_bytes() -> int:
@@ -128,7 +144,8 @@ def report(scale: Scale) -> str:
         f" at a load of {scale.load_average:.1f}), {scale.peak_bytes / 1e9:.2f} GB at most."
         f" Per virtual second {scale.requests_per_s:,.0f} requests ended,"
         f" {scale.tokens_per_s:,.0f} tokens, {scale.steps_per_s:,.0f} steps,"
-        f" {scale.events_per_s:,.0f} telemetry events."
+        f" {scale.events_per_s:,.0f} telemetry events; caches are {100 * scale.full_share:.0f} %"
+        " full."
     )
 
 
@@ -138,8 +155,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10_000.0, help="requests per virtual second")
     parser.add_argument("--warmup-s", type=float, default=8.0)
     parser.add_argument("--for-s", type=float, default=1.0)
+    parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="of each engine's cache")
     options = parser.parse_args()
-    scale = measure(options.engines, options.rate, warmup_s=options.warmup_s, for_s=options.for_s)
+    scale = measure(
+        options.engines,
+        options.rate,
+        warmup_s=options.warmup_s,
+        for_s=options.for_s,
+        kv_tokens=options.kv_tokens,
+    )
     print(report(scale))
 
 
