@@ -234,6 +234,7 @@ class Router:
             connections=self.server.num_connections,
             buffered_bytes=self.server.buffered_bytes,
             idle_engine_connections=self.clients.num_idle,
+            suspect_requests=len(self.proxy.suspects),
             segment_bytes=self.prompts.segment_bytes,
             known_prefix_bytes=self.prompts.known_prefix_bytes,
             has_kubernetes=self.sources.has_kubernetes,

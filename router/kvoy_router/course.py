@@ -21,6 +21,13 @@ class Course:
     tried: dict[Endpoint, bytes]
     """By endpoint the epoch that was asked: after a restart it is another engine."""
     admission: Admission | None = None
+    is_suspect: bool = False
+    """Whether engines had died of an equal request before this one began."""
+
+    def begin_as_suspect(self, num_kills: int) -> None:
+        """So many engines count as killed by it already."""
+        self.is_suspect = num_kills > 0
+        self.failover.num_kills = num_kills
 
     def excluded(self) -> frozenset[str]:
         """Ids of the engines that are not asked again."""

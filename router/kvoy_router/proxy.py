@@ -41,6 +41,7 @@ from kvoy_router.record import RequestRecord
 from kvoy_router.resume_memory import ResumeMemory
 from kvoy_router.retry_budget import RetryBudget
 from kvoy_router.stream_progress import StreamProgress
+from kvoy_router.suspects import Suspects
 from kvoy_router.time_limit import TimeLimit
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Proxy:
         self.options = options
         self._retry_budget, self._resume_budget = budgets
         self._memory = memory
+        self.suspects = Suspects()
         self._hedging = Hedging(options.hedge)
         self._now_s = now_s
         self._attempts = Attempts(
@@ -128,6 +130,7 @@ class Proxy:
         client = self._entrance.begin(request, record)
         job = await self._prepare(request, record, client)
         course = self._begin_course(job)
+        course.begin_as_suspect(self.suspects.check(job.body, self._now_s()))
         came_s = self._now_s()
         request_spans.received(record, came_s)
         async with self._entrance.admit(job, record) as admission:
@@ -193,6 +196,8 @@ class Proxy:
                 return
             stop = course.judge(attempt, failure, self._now_s())
             if stop is not None:
+                if stop is GaveUp.SUSPECT:
+                    self.suspects.add(job.body, course.is_suspect, self._now_s())
                 self._give_up(failure, stop, response, record)
                 return
 

@@ -19,6 +19,7 @@ class ServerGauges:
     connections: int
     buffered_bytes: int
     idle_engine_connections: int
+    suspect_requests: int = 0
     segment_bytes: int = 0
     known_prefix_bytes: int = 0
     has_kubernetes: bool | None = None
@@ -58,6 +59,11 @@ class StateGauges(Collector):
                 "idle_engine_connections",
                 "Kept connections to engines",
                 server.idle_engine_connections,
+            ),
+            (
+                "suspect_requests",
+                "Requests that have killed engines and are refused for a while",
+                server.suspect_requests,
             ),
             (
                 "prompt_segment_bytes",
