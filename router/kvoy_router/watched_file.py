@@ -30,7 +30,8 @@ class WatchedFile:
         """
         try:
             status = os.stat(self.path)
-            stamp: object = (status.st_mtime_ns, status.st_size, status.st_ino)
+            # The time of the last change of anything, since rights may be what made it unreadable.
+            stamp: object = (status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino)
         except OSError as error:
             stamp = str(error)
         if stamp == self._stamp:
