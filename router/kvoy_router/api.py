@@ -165,29 +165,34 @@ class Api:
         return names[0]
 
     async def _tokenize(self, request: Request, client: Client, response: Response) -> None:
-        parsed = parse_tokenize(request.body)
+        parsed = await self._dispatcher.decode(parse_tokenize, request.body)
         encoder, info = self._dispatcher.encoder_for(self._model_or_only(parsed.model, client))
 
-        def work() -> list[int]:
+        def work() -> bytes:
             if parsed.messages is not None:
-                return encoder.encode_chat(parsed.as_chat())
-            return encoder.encode_text(parsed.prompt or "", parsed.add_special_tokens)
+                ids = encoder.encode_chat(parsed.as_chat())
+            else:
+                ids = encoder.encode_text(parsed.prompt or "", parsed.add_special_tokens)
+            texts = [encoder.token_text(i) for i in ids] if parsed.return_token_strs else None
+            return encode(
+                TokenizeResponse(
+                    count=len(ids), max_model_len=info.max_model_len, tokens=ids, token_strs=texts
+                )
+            )
 
         is_short = len(request.body) <= INLINE_BODY_BYTES
-        ids = work() if is_short else await self._prompts.in_thread(work)
-        texts = [encoder.token_text(i) for i in ids] if parsed.return_token_strs else None
-        answer = TokenizeResponse(
-            count=len(ids), max_model_len=info.max_model_len, tokens=ids, token_strs=texts
-        )
-        response.send(200, [JSON_TYPE], encode(answer))
+        answer = work() if is_short else await self._prompts.in_thread(work)
+        response.send(200, [JSON_TYPE], answer)
 
     async def _detokenize(self, request: Request, client: Client, response: Response) -> None:
-        parsed = parse_detokenize(request.body)
+        parsed = await self._dispatcher.decode(parse_detokenize, request.body)
         encoder, _ = self._dispatcher.encoder_for(self._model_or_only(parsed.model, client))
-        text = await self._prompts.in_thread(
-            lambda: encoder.decode(parsed.tokens, skip_special_tokens=False)
-        )
-        response.send(200, [JSON_TYPE], encode(DetokenizeResponse(prompt=text)))
+
+        def work() -> bytes:
+            text = encoder.decode(parsed.tokens, skip_special_tokens=False)
+            return encode(DetokenizeResponse(prompt=text))
+
+        response.send(200, [JSON_TYPE], await self._prompts.in_thread(work))
 
 
 def make_admin_app(

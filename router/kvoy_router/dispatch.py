@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ from kvoy_router.pool import Pool
 from kvoy_router.prompts import EncodedPrompt, Hashing, Prompts, guess
 from kvoy_router.request import InferenceRequest
 from kvoy_router.stream_progress import StreamProgress
+
+T = TypeVar("T")
 
 _LARGE_BODY_BYTES = 64 * 1024
 _UNUSED_STRIDE = 64
@@ -98,16 +100,21 @@ class Dispatcher:
         self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
         self._large_bodies = LoopShare()
 
+    async def decode(self, parse: Callable[[bytes], T], body: bytes) -> T:
+        """Raises as `parse`. Large bodies take turns, see `LoopShare`."""
+        if len(body) <= _LARGE_BODY_BYTES:
+            return parse(body)
+        return await self._large_bodies.run(lambda: parse(body))
+
     async def prepare(
         self, path: str, body: bytes, request_id: str, client: Client = ANYBODY
     ) -> Job:
         """Raises BadRequest, Forbidden, ModelNotFound or Unavailable."""
         request: ChatCompletionRequest | CompletionRequest
-        parse = parse_chat if path == CHAT_COMPLETIONS_PATH else parse_completion
-        if len(body) <= _LARGE_BODY_BYTES:
-            request = parse(body)
+        if path == CHAT_COMPLETIONS_PATH:
+            request = await self.decode(parse_chat, body)
         else:
-            request = await self._large_bodies.run(lambda: parse(body))
+            request = await self.decode(parse_completion, body)
         client.check_model(request.model)
         if client.priority is not None:
             # What counts for an engine is the client's tenant, not what a body claims.

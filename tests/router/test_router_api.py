@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from kvoy_contract.prompt import PromptEncoder
 from kvoy_contract.testing import FakeEngine, Script
 from kvoy_router.app import Router
 from kvoy_router.testing import eventually, running_router
@@ -250,6 +252,37 @@ async def test_a_long_prompt_does_not_hold_up_other_answers(start_engine: StartE
 
     assert answer.status_code == 200
     assert num_answers >= 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "work"),
+    [
+        ("/tokenize", {"prompt": "a" * 5000, "return_token_strs": True}, "token_text"),
+        ("/tokenize", {"prompt": "a" * 5000}, "encode_text"),
+        ("/detokenize", {"tokens": [65] * 5000}, "decode"),
+    ],
+)
+async def test_long_texts_are_tokenised_beside_the_event_loop(
+    start_engine: StartEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    work: str,
+) -> None:
+    threads = set()
+    original = getattr(PromptEncoder, work)
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        threads.add(threading.get_ident())
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(PromptEncoder, work, noted)
+    async with running_router([await start_engine()]) as router:
+        answer = await call(router, "POST", path, json=body)
+
+    assert answer.status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_cache_salts_keep_tenants_apart(start_engine: StartEngine) -> None:
