@@ -181,7 +181,7 @@ class Api:
             )
 
         is_short = len(request.body) <= INLINE_BODY_BYTES
-        answer = work() if is_short else await self._prompts.in_thread(work)
+        answer = work() if is_short else await self._prompts.aside(work)
         response.send(200, [JSON_TYPE], answer)
 
     async def _detokenize(self, request: Request, client: Client, response: Response) -> None:
@@ -192,7 +192,7 @@ class Api:
             text = encoder.decode(parsed.tokens, skip_special_tokens=False)
             return encode(DetokenizeResponse(prompt=text))
 
-        response.send(200, [JSON_TYPE], await self._prompts.in_thread(work))
+        response.send(200, [JSON_TYPE], await self._prompts.aside(work))
 
 
 def make_admin_app(

@@ -59,6 +59,7 @@ class Prompts:
         self._encoders: dict[str, PromptEncoder] = {}
         self._pending: dict[str, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
+        self._side_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     @property
     def digests(self) -> set[str]:
@@ -98,6 +99,10 @@ class Prompts:
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    async def aside(self, work: Callable[[], T]) -> T:
+        """As `in_thread`, for what is no request to an engine: prompts find their threads free."""
+        return await asyncio.get_running_loop().run_in_executor(self._side_thread, work)
+
     async def encode(
         self,
         request: ChatCompletionRequest | CompletionRequest,
@@ -116,7 +121,8 @@ class Prompts:
         return await self.in_thread(lambda: encode(request, encoder, digest, hashing))
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._side_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def guess(body_bytes: int) -> EncodedPrompt:

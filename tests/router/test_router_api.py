@@ -254,6 +254,33 @@ async def test_a_long_prompt_does_not_hold_up_other_answers(start_engine: StartE
     assert num_answers >= 3
 
 
+async def test_texts_to_tokenise_do_not_hold_up_prompts(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    begun = []
+
+    def wait(*arguments: object) -> list[int]:
+        begun.append(arguments)
+        go_on.wait(30)
+        return [65]
+
+    monkeypatch.setattr(PromptEncoder, "encode_text", wait)
+    long = CHAT | {"messages": [{"role": "user", "content": "a" * 5000}]}
+
+    async with running_router([await start_engine()]) as router:
+        body = {"prompt": "a" * 5000}
+        tokenising = [
+            asyncio.create_task(call(router, "POST", "/tokenize", json=body)) for _ in range(4)
+        ]
+        await eventually(lambda: router.server.num_connections == 4 and begun)
+        answer = await call(router, "POST", "/v1/chat/completions", json=long)
+        go_on.set()
+        await asyncio.gather(*tokenising)
+
+    assert answer.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "work"),
     [
