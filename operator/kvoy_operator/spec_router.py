@@ -71,7 +71,7 @@ class FlowControl(SpecModel):
         None,
         "Share of maxEngineWait for tenants that use more than the others, and for requests less "
         "important than some that are being served: the rest is kept free for the others. "
-        "Default: 0.5.",
+        "Default: 0.2.",
         ge=0,
         le=1,
     )

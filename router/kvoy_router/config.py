@@ -164,7 +164,7 @@ class RouterConfig:
         "waits in the router while none would; see docs/flow-control.md",
     )
     shared_wait: float = setting(
-        0.5,
+        0.2,
         help="share of that for tenants that use more than the others, and for requests less "
         "important than some that are being served: the rest is kept free for the others",
     )

@@ -60,7 +60,9 @@ class _Usage:
         """Of requests under way."""
         self.last_seen_s = 0.0
         self.was_beyond = False
-        """Used clearly more than its share lately, and has not come back to it since."""
+        """Used clearly more than its share lately. Until it is back to it, chance excuses one
+        standard deviation only: one that always has requests waiting would send them in bursts,
+        each as large as chance allows."""
 
 
 class Shares:
@@ -160,8 +162,12 @@ class Shares:
             return False
         used = usage.lately.at(now_s)
         lately = (self._lately.at(now_s) - used) * ratio
-        usage.was_beyond = used > lately + (0.0 if usage.was_beyond else self._noise(lately))
-        return not usage.was_beyond
+        noise = self._noise(lately)
+        if used > lately + noise:
+            usage.was_beyond = True
+        elif used <= lately:
+            usage.was_beyond = False
+        return used <= lately + (noise / DEVIATIONS if usage.was_beyond else noise)
 
     def _noise(self, share: float) -> float:
         """What random arrivals may add to so many tokens; at least as to one request's."""

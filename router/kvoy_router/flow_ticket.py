@@ -16,7 +16,7 @@ class FlowLimits:
     max_engine_wait_s: float = 1.0
     """A request goes on while some engine would begin with it within so long. Enough for an engine
     never to run dry between two reports, and little to wait behind."""
-    shared_wait: float = 0.5
+    shared_wait: float = 0.2
     """Share of `max_engine_wait_s` that is left to a tenant that uses more than its share, and to a
     class while a more important one is served: the rest is kept free for the others."""
     max_waiting: int = 8192
