@@ -19,6 +19,7 @@ Both the engine and the router raise these, and only the HTTP surfaces turn them
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -64,10 +65,11 @@ class ApiError(Exception):
         return msgspec.json.encode(self.to_dict())
 
     def headers(self) -> list[tuple[str, str]]:
-        """Extra response headers: `retry-after` in whole seconds, at least 1, where it is set."""
+        """Extra response headers: `retry-after` where it is set, in whole seconds, at least 1;
+        rounded up, since whoever comes back sooner is turned away again."""
         if self.retry_after_s is None:
             return []
-        return [("retry-after", str(max(1, round(self.retry_after_s))))]
+        return [("retry-after", str(max(1, math.ceil(self.retry_after_s))))]
 
 
 class BadRequest(ApiError):

@@ -26,7 +26,7 @@ def test_an_unknown_model_is_named() -> None:
     assert "gpt-9" in error.message
 
 
-@pytest.mark.parametrize(("after_s", "header"), [(0.2, "1"), (2.6, "3")])
+@pytest.mark.parametrize(("after_s", "header"), [(0.2, "1"), (2.0, "2"), (2.1, "3"), (2.6, "3")])
 def test_a_time_to_retry_is_a_header_in_whole_seconds(after_s: float, header: str) -> None:
     assert Saturated("Full.", retry_after_s=after_s).headers() == [("retry-after", header)]
     assert Saturated("Full.").headers() == []
