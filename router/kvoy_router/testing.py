@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from kvoy_contract.testing import FakeEngine
@@ -57,11 +56,6 @@ async def running_router(
 def is_routable(pool: Pool, address: str) -> bool:
     endpoint = pool.endpoint(address)
     return endpoint is not None and endpoint.is_routable
-
-
-def fast(router: Router, **limits: float) -> None:
-    """Shorten limits of the running router's HTTP server, for tests of slow clients."""
-    router.server.limits = replace(router.server.limits, **limits)  # type: ignore[arg-type]
 
 
 def in_flight(router: Router) -> list[int]:
