@@ -1,8 +1,8 @@
 """Random failures in small fleets: whatever happens, every request ends and every lease returns.
 
 Each storm checks all invariants of pools, ledgers, schedulers and block pools right after each
-mishap and at random moments, and that nothing is left of any request at the end. `python -m kvoy_simulate.storm` runs
-any number of them.
+mishap and at random moments, and that nothing is left of any request at the end. `python -m
+kvoy_simulate.storm` runs any number of them.
 """
 
 from __future__ import annotations
