@@ -258,6 +258,7 @@ class Pool:
         views = lineup.views
         best_cached_tokens = max(view.cached_tokens for view in views)
         position, candidates = self.policy.choose(request, views, lineup.traffic)
+        cost = candidates[position].cost
         model.learn_prompt(best_cached_tokens, request.num_prompt_tokens)
         view = views[position]
         depth = lineup.depth_at(view.endpoint.slot)
@@ -277,9 +278,7 @@ class Pool:
             now_s=now_s,
             prompt_tokens=request.num_prompt_tokens,
             stride=request.stride,
-            predicted_ttft_s=predicted_ttft_s(
-                request, view, lineup.traffic, candidates[position].cost
-            ),
+            predicted_ttft_s=predicted_ttft_s(request, view, lineup.traffic, cost),
             cached_tokens_in_turn=min(in_turn, request.num_prompt_tokens),
             candidates=candidates,
             rejected=tuple(lineup.rejected),
@@ -353,10 +352,9 @@ class Pool:
         raise ModelNotFound(name)
 
     def _model_called(self, name: str) -> Model:
-        model = self._models.get(name)
-        if model is None:
-            model = self._models[name] = Model(name)
-        return model
+        if name not in self._models:
+            self._models[name] = Model(name)
+        return self._models[name]
 
     def _drop_unlisted_models(self) -> None:
         """Names come and go with services: 404 for one that nobody has any more."""
@@ -387,15 +385,12 @@ class Pool:
         ]
 
     def mismatch(self, endpoint_id: str) -> str | None:
-        """How the model that an engine describes differs from what its service is to serve."""
+        """See `split.mismatch`."""
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None or endpoint.info is None:
             return None
         service = self._services.get(endpoint.origin.service)
-        if service is None or service.model in endpoint.info.model_names:
-            return None
-        told = ", ".join(endpoint.info.model_names)
-        return f"it serves {told}, the service {service.name} is to serve {service.model}"
+        return split.mismatch(service, endpoint.info.model_names)
 
     def _leave_models(self, endpoint: Endpoint) -> None:
         names: Iterable[str] = endpoint.info.model_names if endpoint.info else ()

@@ -34,6 +34,14 @@ def order(weights: Mapping[str, int], names: Iterable[str], affinity: bytes) -> 
     return sorted(names, key=lambda name: _rank(name, weights.get(name, DEFAULT_WEIGHT), affinity))
 
 
+def mismatch(service: Service | None, told: Sequence[str]) -> str | None:
+    """How the model names that an engine tells differ from what its service is to serve."""
+    if service is None or service.model in told:
+        return None
+    names = ", ".join(told)
+    return f"it serves {names}, the service {service.name} is to serve {service.model}"
+
+
 def _rank(name: str, weight: int, affinity: bytes) -> tuple[bool, float, str]:
     digest = hashlib.blake2b(b"%b\0%b" % (name.encode(), affinity), digest_size=8).digest()
     uniform = (int.from_bytes(digest, "little") + 0.5) * _UNIT
