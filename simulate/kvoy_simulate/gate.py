@@ -54,16 +54,19 @@ class VirtualGate:
             tenant=request.tenant,
             priority=request.priority,
         )
+        # Known before it enters: whom it displaces ends at once, and then it may be its turn.
+        self._waiting[ticket] = job
         try:
             may_go_on = self.flow.enter(ticket, now_s)
         except ApiError:
+            del self._waiting[ticket]
             self._refuse(job)
             return
         self._tickets[job.row] = ticket
         if may_go_on:
+            del self._waiting[ticket]
             self._go_on(job)
             return
-        self._waiting[ticket] = job
         self._look_later()
         self._let_go_on()
 
