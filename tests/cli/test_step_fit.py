@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from kvoy_cli.bench.step_fit import (
     Observation,
     StepLaw,
     fit,
+    fit_sum,
     windows,
 )
 from kvoy_engine.step_log import LoggedStep
@@ -128,3 +130,16 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     law = StepLaw(TimingModel(0.01, 1000.0, 0.0, 0.0), 0.0)
 
     assert law.errors([Observation(0.02, 1), Observation(0.01, 1)]) == pytest.approx([-0.5, 0.0])
+
+
+def test_steps_that_were_held_up_count_in_the_sum() -> None:
+    calm = windows(steps_of(TimingModel(0.014, 1600.0, 1e-6, 0.0005), (0.0,)))
+    held_up = [
+        replace(o, seconds=o.seconds * (6 if number % 10 == 0 else 1))
+        for number, o in enumerate(calm)
+    ]
+
+    law = fit_sum(held_up)
+
+    assert sum(map(law.seconds, held_up)) == pytest.approx(sum(o.seconds for o in held_up))
+    assert sum(map(fit(held_up).seconds, held_up)) < 0.9 * sum(o.seconds for o in held_up)

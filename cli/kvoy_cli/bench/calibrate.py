@@ -26,7 +26,7 @@ from kvoy_cli.bench.request import Request, completion
 from kvoy_cli.bench.schedule import poisson_offsets
 from kvoy_cli.bench.stack import engines, router, sim_engine, torch_engine
 from kvoy_cli.bench.stats import median
-from kvoy_cli.bench.step_fit import Observation, StepLaw, fit, windows
+from kvoy_cli.bench.step_fit import Observation, StepLaw, fit, fit_sum, windows
 from kvoy_cli.bench.workloads import SharedPrefixShape, random_ids, shared_prefix_prompts
 from kvoy_engine.core_config import CoreConfig
 from kvoy_engine.step_log import read_steps
@@ -91,7 +91,7 @@ async def _real_engine(context: BenchContext, sizes: Sizes) -> list[Fitted]:
             load = await _offer(client, asked, sizes.load_s, context.served_name)
             steps = [step for step in read_steps(log) if step.begin_s >= begin_s]
             observations = windows(steps)
-            law = StepLaw(fit(observations).timing, overhead_s)
+            law = StepLaw(fit_sum(observations).timing, overhead_s)
             scenario = Scenario(
                 engines=(EngineGroup(name="engine", count=1, core=core, step=law.timing),),
                 workload=lambda _, asked=asked: _workload(asked),  # type: ignore[misc]
