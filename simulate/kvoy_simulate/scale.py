@@ -1,6 +1,6 @@
 """What a virtual second of a large fleet costs: seconds of one core, and memory.
 
-    python -m kvoy_simulate.scale --engines 1000 --rate 10000
+    kvoy simulate scale --engines 1000 --rate 10000
 
 All prompts differ, and engines are those of the shared-prefix scenario. Counted is what comes after
 a warm-up. As many requests end as begin once the first answers are complete, after about six
@@ -10,7 +10,6 @@ quarter of the memory (`--kv-tokens 76832`).
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import sys
@@ -147,25 +146,3 @@ def report(scale: Scale) -> str:
         f" {scale.events_per_s:,.0f} telemetry events; caches are {100 * scale.full_share:.0f} %"
         " full."
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--engines", type=int, default=1000)
-    parser.add_argument("--rate", type=float, default=10_000.0, help="requests per virtual second")
-    parser.add_argument("--warmup-s", type=float, default=8.0)
-    parser.add_argument("--for-s", type=float, default=1.0)
-    parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="of each engine's cache")
-    options = parser.parse_args()
-    scale = measure(
-        options.engines,
-        options.rate,
-        warmup_s=options.warmup_s,
-        for_s=options.for_s,
-        kv_tokens=options.kv_tokens,
-    )
-    print(report(scale))
-
-
-if __name__ == "__main__":
-    main()

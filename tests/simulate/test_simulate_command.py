@@ -201,3 +201,18 @@ def test_the_goals_table_runs_at_a_tenth_of_its_size(capsys: pytest.CaptureFixtu
     assert status == 0
     assert verdict["row"] == "code generation"
     assert verdict["measured"]["value"] > 0
+
+
+def test_scale_tells_what_a_virtual_second_brings(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--engines", "3", "--rate", "20", "--warmup", "8", "--duration", "2", "--json"]
+    assert main(["simulate", "scale", *options, "--kv-tokens", "32768"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["requests_per_s"] == pytest.approx(20, rel=0.5)
+    assert measured["tokens_per_s"] == pytest.approx(100 * measured["requests_per_s"], rel=0.5)
+    assert measured["full_share"] == pytest.approx(1, abs=0.1)  # a cache takes five seconds to fill
+
+
+def test_scale_refuses_a_cache_smaller_than_a_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "scale", "--kv-tokens", "32767"])
+    assert "--kv-tokens must be at least 32768, not 32767" in capsys.readouterr().err

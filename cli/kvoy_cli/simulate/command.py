@@ -219,7 +219,11 @@ def _scale(argv: list[str]) -> int:
         ScaleConfig, "kvoy simulate scale", "What a virtual second of a large fleet costs.", argv
     )
     measured = scale.measure(
-        config.engines, config.rate, warmup_s=config.warmup, for_s=config.duration
+        config.engines,
+        config.rate,
+        warmup_s=config.warmup,
+        for_s=config.duration,
+        kv_tokens=config.kv_tokens,
     )
     if config.json:
         report.print_json(measured)

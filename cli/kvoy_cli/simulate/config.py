@@ -89,6 +89,10 @@ class GoalsConfig:
         _check(self.seeds, None, self.processes)
 
 
+_MIN_KV_TOKENS = 32_768
+"""The longest sequence that these engines take."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleConfig:
     engines: int = setting(1000, help="simulated engines")
@@ -97,6 +101,7 @@ class ScaleConfig:
         8.0, help="virtual seconds before the measured ones; after 28 all caches are full"
     )
     duration: float = setting(1.0, help="measured virtual seconds")
+    kv_tokens: int = setting(307_328, help="KV tokens of each engine; a quarter is full after 7 s")
     json: bool = setting(False, help="print JSON instead of a sentence")
 
     def __post_init__(self) -> None:
@@ -107,6 +112,8 @@ class ScaleConfig:
                 raise ValueError(f"--{name} must be above 0, not {getattr(self, name)}")
         if self.warmup < 0:
             raise ValueError(f"--warmup must be at least 0, not {self.warmup}")
+        if self.kv_tokens < _MIN_KV_TOKENS:
+            raise ValueError(f"--kv-tokens must be at least {_MIN_KV_TOKENS}, not {self.kv_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
