@@ -115,6 +115,7 @@ class ServerConnection(asyncio.Protocol):
             self._response.lose()
         if self._task is not None:
             self._task.cancel()
+        self._parser = self.transport = None  # they know it: cycles would wait for the collector
 
     def eof_received(self) -> bool:
         if self._task is not None:

@@ -53,6 +53,14 @@ def is_one_chunk(data: bytes) -> bool:
     return size > 0 and num_bytes == end + size + 4 and data.endswith(b"\r\n")
 
 
+def _drop(data: bytes) -> None:
+    """The reader of a lost connection: nothing is read any more."""
+
+
+_SPENT_PARSER = httptools.HttpResponseParser(object())
+"""That of a lost connection."""
+
+
 class ShortCut(Protocol):
     """What a sink does with reads that it recognises without a parser."""
 
@@ -172,6 +180,10 @@ class UpstreamConnection(asyncio.BaseProtocol):
         else:
             reason = str(exc) if exc else "it closed the connection"
             self.fail(ConnectionBroken(reason))
+        # Its parser, transport and readers know it: cycles would wait for the collector.
+        self.transport = None
+        self._parser = _SPENT_PARSER
+        self._long_reader = self._short_reader = self.data_received = _drop
 
     def pause_writing(self) -> None:
         self._can_write.clear()
@@ -279,8 +291,10 @@ class UpstreamConnection(asyncio.BaseProtocol):
                 self.transport.resume_reading()
 
     async def write(self, head: bytes, body: bytes) -> None:
-        """Send a request; returns when the socket has taken most of it."""
-        assert self.transport is not None
+        """Send a request; returns when the socket has taken most of it, or when the connection is
+        lost, which `head` then says."""
+        if self.transport is None:
+            return
         if len(body) < _EARLY_BODY_BYTES:
             self.transport.write(head + body)
         else:

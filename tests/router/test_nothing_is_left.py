@@ -1,17 +1,19 @@
-"""A finished request leaves no reference cycle: the more streams a router has the more seldom the
-collector comes, and what waits for it is memory that grows."""
+"""A finished request or connection leaves no reference cycle: the more streams a router has the
+more seldom the collector comes, and what waits for it is memory that grows."""
 
 from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from kvoy_contract.testing import FakeEngine
-from kvoy_router.testing import running_router
+from kvoy_contract.testing_script import Script
+from kvoy_router.testing import eventually, running_router
 
 StartEngine = Callable[..., Awaitable[FakeEngine]]
 NUM_REQUESTS = 20
@@ -27,6 +29,22 @@ def ours() -> Counter[str]:
     return found
 
 
+@contextmanager
+def left_to_collector(found: Counter[str]) -> Iterator[None]:
+    """Adds to `found` what is garbage after the block and would wait for the collector."""
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.disable()
+    try:
+        yield
+        gc.collect()
+        found += ours()
+    finally:
+        gc.enable()
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_a_finished_request_leaves_nothing_to_the_collector(
@@ -40,17 +58,40 @@ async def test_a_finished_request_leaves_nothing_to_the_collector(
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.server.port}") as client,
     ):
         await client.post(path, json=body)
-        gc.collect()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.disable()
-        try:
+        left: Counter[str] = Counter()
+        with left_to_collector(left):
             for _ in range(NUM_REQUESTS):
                 assert (await client.post(path, json=body)).status_code == 200
-            gc.collect()
-            left = ours()
-        finally:
-            gc.enable()
-            gc.set_debug(0)
-            gc.garbage.clear()
+
+    assert not [name for name, count in left.items() if count >= NUM_REQUESTS // 2], left
+
+
+@pytest.mark.parametrize("leaves_early", [True, False])
+async def test_a_closed_connection_leaves_nothing_to_the_collector(
+    start_engine: StartEngine, leaves_early: bool
+) -> None:
+    """A client's, and where it leaves in the middle of its stream the one to the engine too."""
+    engine = await start_engine()
+    engine.script = Script(pieces=("a", "b", "c"), gap_s=30.0 if leaves_early else 0.0)
+    body = {"model": "m", "prompt": "hi", "stream": True}
+
+    async with running_router([engine]) as router:
+
+        async def ask() -> None:
+            address = f"http://127.0.0.1:{router.server.port}"
+            async with (
+                httpx.AsyncClient(base_url=address) as client,
+                client.stream("POST", "/v1/completions", json=body) as answer,
+            ):
+                async for line in answer.aiter_lines():
+                    if line.startswith("data:") and leaves_early:
+                        break
+            await eventually(lambda: not router.server.num_connections)
+
+        await ask()
+        left: Counter[str] = Counter()
+        with left_to_collector(left):
+            for _ in range(NUM_REQUESTS):
+                await ask()
 
     assert not [name for name, count in left.items() if count >= NUM_REQUESTS // 2], left
