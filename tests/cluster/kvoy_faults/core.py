@@ -59,6 +59,7 @@ class Core:
         self._told: dict[Key, tuple[float, str]] = {}
         """When what came of a key, for `describe`."""
         self._looked = asyncio.Event()
+        self._has_ended = False
         for kind, body in feed.objects(namespace).values():
             self._store.put(record_of(kind, body))
 
@@ -72,21 +73,29 @@ class Core:
 
     async def run(self) -> None:
         """Raises Killed, in a group."""
-        await self._resync.run_once()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._events.run())
-            group.create_task(self._queue.run())
-            await asyncio.sleep(0)  # the queue is open from now on
-            self._add(set(self._store.all_keys()))
+        try:
+            await self._resync.run_once()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._events.run())
+                group.create_task(self._queue.run())
+                await asyncio.sleep(0)  # the queue is open from now on
+                self._add(set(self._store.all_keys()))
+        finally:
+            self._has_ended = True
+            self._looked.set()
 
-    async def look_again(self) -> None:
-        """Work once more on every resource, and return when that is done."""
+    async def look_again(self) -> bool:
+        """Work once more on every resource. Returns whether that is done: not where this operator
+        ends before, as one does that is killed by the answer to its last write."""
         before = dict(self._looks)
         keys = self._store.all_keys()
         self._add(set(keys))
         while any(self._looks.get(key, 0) <= before.get(key, 0) for key in keys):
+            if self._has_ended:
+                return False
             await self._looked.wait()
             self._looked.clear()
+        return True
 
     def describe(self) -> dict[str, Any]:
         """What it does and waits for, for the message of a test that fails."""

@@ -233,10 +233,12 @@ class Life:
             await asyncio.sleep(_QUIET_S)
 
     async def _check_calm(self) -> None:
-        """What is settled is left alone."""
+        """What is settled is left alone, by the next operator too where this one dies just now."""
         core = self._core
         core.api.arm(None, is_applied=False)
-        await core.look_again()
+        while not await core.look_again():
+            await asyncio.sleep(0.01)  # until there is another one
+            core = self._core
         # Events of what was done before may still be on their way.
         writes = [write for write in core.api.writes if "/events" not in write]
         assert not writes, writes
