@@ -82,14 +82,10 @@ class Entrance:
         )
         return self._gate.admit(ticket)
 
-    def note_turn(self, record: RequestRecord, came_s: float) -> bool:
-        """It is let in, and came to the gate at `came_s`. Returns whether it had to wait."""
-        waited_s = self._now_s() - came_s
-        if waited_s < _NO_WAIT_S:
-            return False
-        record.queued_s = waited_s
-        self._metrics.flow.on_waited(record.model, waited_s)
-        return True
+    def note_wait(self, record: RequestRecord, came_s: float) -> None:
+        """It is let in, had to wait, and came to the gate at `came_s`."""
+        record.queued_s = self._now_s() - came_s
+        self._metrics.flow.on_waited(record.model, record.queued_s)
 
     def start(self, admission: Admission, job: Job, decision: Decision) -> None:
         """Its load is reserved: from now on its tenant is charged what is to be computed."""
@@ -134,5 +130,3 @@ class Entrance:
 
 _NOT_SERVED = frozenset({429, 503, 504})
 """Turned away before any engine was asked: no engine, no room, or no turn in time."""
-_NO_WAIT_S = 0.0005
-"""Less than that is this router's own time, and no waiting."""

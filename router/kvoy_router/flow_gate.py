@@ -36,14 +36,15 @@ class FlowGate:
         DeadlineExceeded instead of entering. At the end all that it took is given back."""
         return Admission(self, ticket)
 
-    async def enter(self, ticket: Ticket) -> None:
-        """As `admit`; whoever it lets in calls `leave`."""
+    async def enter(self, ticket: Ticket) -> bool:
+        """As `admit`; whoever it lets in calls `leave`. Returns whether it had to wait."""
         if self.flow.enter(ticket, self._now_s()):
-            return
+            return False
         future = asyncio.get_running_loop().create_future()
         self._futures[ticket] = future
         self._look_later()
         self._let_go_on(ticket.model)
+        has_waited = not future.done()
         try:
             error = await future
         except asyncio.CancelledError:
@@ -53,6 +54,7 @@ class FlowGate:
             del self._futures[ticket]
         if error is not None:
             raise error
+        return has_waited
 
     def start(self, ticket: Ticket, tokens: float | None = None) -> None:
         """The ticket's load is reserved at an engine; the next one may look for room."""
@@ -95,11 +97,13 @@ class FlowGate:
 class Admission:
     """One ticket's way through the gate."""
 
-    __slots__ = ("_gate", "prefill_tokens", "ticket")
+    __slots__ = ("_gate", "has_waited", "prefill_tokens", "ticket")
 
     def __init__(self, gate: FlowGate, ticket: Ticket) -> None:
         self._gate = gate
         self.ticket = ticket
+        self.has_waited = False
+        """For its turn."""
         self.prefill_tokens = 0
         """To compute at the engine that was picked; for whoever calls `correct`."""
 
@@ -112,7 +116,7 @@ class Admission:
         self._gate.flow.correct(self.ticket, tokens)
 
     async def __aenter__(self) -> Admission:
-        await self._gate.enter(self.ticket)
+        self.has_waited = await self._gate.enter(self.ticket)
         return self
 
     async def __aexit__(

@@ -134,12 +134,12 @@ class Proxy:
         came_s = self._now_s()
         request_spans.received(record, came_s)
         async with self._entrance.admit(job, record) as admission:
-            has_waited = self._entrance.note_turn(record, came_s)
-            if has_waited:
+            if admission.has_waited:
+                self._entrance.note_wait(record, came_s)
                 request_spans.waited(record, came_s, self._now_s())
-            if has_waited and not job.prompt.digest:
-                # By now an engine may be there that says how it encodes.
-                job = await self._prepare(request, record, client)
+                if not job.prompt.digest:
+                    # By now an engine may be there that says how it encodes.
+                    job = await self._prepare(request, record, client)
             course.admission = admission
             try:
                 await self._run(job, course, request, response, record)

@@ -58,8 +58,25 @@ async def test_an_unloaded_gate_lets_a_task_in_without_giving_up_its_turn() -> N
     gate = gate_of(Seats(8))
     entry = gate.enter(ticket())
 
-    with pytest.raises(StopIteration):
+    with pytest.raises(StopIteration) as end:
         entry.send(None)  # no suspension: it runs through at once
+    assert end.value.value is False  # it had not to wait, however long that took
+
+
+async def test_a_task_knows_whether_it_waited_for_its_turn() -> None:
+    seats = Seats(1)
+    gate = gate_of(seats)
+
+    async with gate.admit(ticket()) as first:
+        assert not first.has_waited
+        with seats:
+            first.start()
+            second = gate.admit(ticket())
+            entering = asyncio.create_task(second.__aenter__())
+            await eventually(lambda: gate.flow.num_waiting == 1)
+    await entering
+    assert second.has_waited
+    await second.__aexit__(None, None, None)
 
 
 async def test_who_waits_goes_on_when_another_one_ends() -> None:
