@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from kvoy_router.flow_rate import FadingSum
 from kvoy_router.flow_ticket import Ticket
 
 ACTIVE_S = 10.0
@@ -28,30 +29,11 @@ _LEAST_WEIGHT = 1e-6
 """Below what any tenant has, and above what rounding leaves."""
 
 
-class _Lately:
-    """A sum whose parts fade."""
-
-    __slots__ = ("_updated_s", "value")
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self._updated_s = 0.0
-
-    def at(self, now_s: float) -> float:
-        if self.value and now_s > self._updated_s:
-            self.value *= math.exp((self._updated_s - now_s) / LATELY_S)
-        self._updated_s = max(self._updated_s, now_s)
-        return self.value
-
-    def add(self, amount: float, now_s: float) -> None:
-        self.value = self.at(now_s) + amount
-
-
 class _Usage:
     __slots__ = ("last_seen_s", "lately", "num_requests", "tokens", "was_beyond", "weight")
 
     def __init__(self) -> None:
-        self.lately = _Lately()
+        self.lately = FadingSum(LATELY_S)
         """Tokens that have gone on."""
         self.weight = 0.0
         self.num_requests = 0
@@ -71,7 +53,7 @@ class Shares:
     def __init__(self) -> None:
         self._tenants: dict[str, _Usage] = {}
         self._classes: dict[int, int] = {}
-        self._lately = _Lately()
+        self._lately = FadingSum(LATELY_S)
         """Of all tenants."""
         self._size = 0.0
         """Moving mean of a request's tokens."""
