@@ -42,6 +42,9 @@ def test_every_benchmark_explains_itself(name: str, capsys: pytest.CaptureFixtur
         (["run", "--rate", "1", "--concurrency", "1"], "--rate and --concurrency"),
         (["run", "--rate", "-1"], "--rate"),
         (["run", "--workload", "conversation", "--rate", "1"], "--concurrency"),
+        (["soak", "nonsense"], "nonsense"),
+        (["soak", "streams", "--streams", "0"], "--streams"),
+        (["soak", "streams", "--duration", "10", "--warmup", "10"], "--warmup"),
     ],
 )
 def test_a_wrong_setting_is_named(
