@@ -76,9 +76,11 @@ async def _measure(
 
 
 async def _measure_once(front: Router, for_s: float) -> ReportCost:
-    reports, cpu_s, begin_s = await _num_reports(front), cpu_seconds(front.child.pid), time.time()
+    reports, cpu_s = await _num_reports(front), cpu_seconds(front.child.pid)
+    begin_s = time.monotonic()
     await settle(for_s)
-    cpu_s, seconds = cpu_seconds(front.child.pid) - cpu_s, time.time() - begin_s
+    seconds = time.monotonic() - begin_s
+    cpu_s = cpu_seconds(front.child.pid) - cpu_s
     return ReportCost((await _num_reports(front) - reports) / seconds, cpu_s / seconds)
 
 
