@@ -36,6 +36,7 @@ COUNTERS = ("steps", "preemptions", "generated_tokens", "prompt_tokens", "cached
 def run(scenario: Scenario, *, policy: str | PolicyMaker, seed: int) -> Outcome:
     """Simulate to the last request's end. Raises ValueError for an unknown policy or a scenario
     whose events name unknown engines."""
+    gc.collect()  # a fleet that was used up is one large cycle, and what is frozen stays for good
     fleet = Fleet(scenario, policy, seed)
     with kept_from_collection():
         fleet.run()

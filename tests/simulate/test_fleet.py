@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
 
@@ -9,6 +10,7 @@ import pytest
 
 from kvoy_engine.core import EngineCore
 from kvoy_engine.messages import AddRequest, ChoiceStart, SamplingParams
+from kvoy_simulate.fleet import Fleet, run
 from kvoy_simulate.fleet_testing import (
     CORE,
     STEP,
@@ -53,6 +55,13 @@ def test_a_seed_gives_the_same_bytes_again_and_another_one_others() -> None:
 
     assert column_bytes(first) == column_bytes(second)
     assert column_bytes(first) != column_bytes(other)
+
+
+def test_a_fleet_that_is_done_does_not_stay_beside_the_next_ones() -> None:
+    for seed in range(4):
+        run(scene(steady(10, 1), engines(2)), policy="kv-aware", seed=seed)
+
+    assert sum(isinstance(thing, Fleet) for thing in gc.get_objects()) <= 1
 
 
 def by_hand(requests: list[SimRequest]) -> list[tuple[float, float]]:
