@@ -74,6 +74,20 @@ def test_a_child_goes_with_its_custom_owner(api_server: ApiServer, tmp_path: Pat
     wait_for(lambda: not api_server.api.exists(f"{children}/child"), "the child's removal", 30)
 
 
+def test_kubectl_knows_the_short_name_of_a_new_resource_at_once(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
+    api_server.kubectl("get", "namespaces")  # now it holds a list of all that there is
+    names = "{plural: lodgers, singular: lodger, kind: Lodger, shortNames: [ldg]}"
+    crd = _CRD.replace("owners.test", "lodgers.test").replace(
+        "{plural: owners, singular: owner, kind: Owner}", names
+    )
+    (tmp_path / "crd.yaml").write_text(crd)
+    api_server.apply_crds([tmp_path / "crd.yaml"])
+
+    assert "Lodger" in api_server.kubectl("explain", "ldg")
+
+
 def test_a_killed_api_server_comes_back_with_its_objects(api_server: ApiServer) -> None:
     namespace = api_server.create_namespace()
 

@@ -69,6 +69,7 @@ class Api:
         path: str,
         body: object = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Any:
         """Sends `body` as JSON. The answer's JSON, or its text where it is none."""
         assert self._address.hostname is not None
@@ -77,7 +78,8 @@ class Api:
         )
         try:
             data = None if body is None else json.dumps(body)
-            connection.request(method, path, data, {"Content-Type": content_type})
+            headers = {"Content-Type": content_type, "Accept": accept}
+            connection.request(method, path, data, headers)
             answer = connection.getresponse()
             text = answer.read().decode()
         finally:

@@ -27,6 +27,7 @@ from kvoy_cluster.run import Run
 from kvoy_cluster.waiting import wait_for
 from kvoy_contract.testing_ports import free_port
 
+_DISCOVERY = "application/json;v=v2;g=apidiscovery.k8s.io;as=APIGroupDiscoveryList"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _START_TIMEOUT_S = 120.0
 _KUBECTL_TIMEOUT_S = 600.0
@@ -83,8 +84,7 @@ class ApiServer:
             capture_output=True,
             text=True,
             timeout=_KUBECTL_TIMEOUT_S,
-            # Its discovery cache goes away with the cluster.
-            env={**os.environ, "KUBECACHEDIR": str(self.folder / "kubectl-cache")},
+            env={**os.environ, "KUBECACHEDIR": str(self._kubectl_cache)},
         )
         if check and answer.returncode != 0:
             command = f"kubectl {' '.join(arguments)}"
@@ -111,12 +111,34 @@ class ApiServer:
         self.create_namespace()
 
     def install_crds(self, definitions: Sequence[Mapping[str, Any]]) -> None:
-        """Applies CustomResourceDefinitions, and returns when their resources are served."""
+        """Applies CustomResourceDefinitions, and returns when their resources are served and
+        kubectl knows their names."""
         for crd in definitions:
             self.api.apply(f"{_CRDS}/{crd['metadata']['name']}", crd)
         for crd in definitions:
             for path in _served_paths(crd):
                 self._wait(partial(self.api.exists, path), f"{path} served")
+            self._wait(partial(self._is_discovered, crd), f"names of {crd['metadata']['name']}")
+        # What it holds of resources is of before, and it does not look again for a short name.
+        shutil.rmtree(self._kubectl_cache, ignore_errors=True)
+
+    @property
+    def _kubectl_cache(self) -> Path:
+        return self.folder / "kubectl-cache"
+
+    def _is_discovered(self, crd: Mapping[str, Any]) -> bool:
+        """Names come to the discovery document some time after the resources are served."""
+        groups = self.api.request("GET", "/apis", accept=_DISCOVERY)["items"]
+        names = {
+            (group["metadata"]["name"], resource["resource"], name)
+            for group in groups
+            for version in group["versions"]
+            for resource in version["resources"]
+            for name in resource.get("shortNames", [""])
+        }
+        group, plural = crd["spec"]["group"], crd["spec"]["names"]["plural"]
+        short_names = crd["spec"]["names"].get("shortNames", [""])
+        return {(group, plural, name) for name in short_names} <= names
 
     def _choose_place(self) -> Place:
         port = free_port(offsets=(0, 1, 2))
