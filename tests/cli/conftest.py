@@ -23,7 +23,9 @@ class ScriptedEndpoint:
         self.error_in_stream: str | None = None
         self.is_cut = False
         self.client_left = threading.Event()
-        self.is_endless = False
+        """A client went away before its answer had ended."""
+        self.num_endless = 0
+        """So many of the first answers end only when their client leaves."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
@@ -58,6 +60,7 @@ def _handler(endpoint: ScriptedEndpoint) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             length = int(self.headers["content-length"])
             endpoint.bodies.append(json.loads(self.rfile.read(length)))
+            is_endless = len(endpoint.bodies) <= endpoint.num_endless
             endpoint.authorization.append(self.headers.get("authorization"))
             if endpoint.refusal is not None:
                 status, message = endpoint.refusal
@@ -68,7 +71,7 @@ def _handler(endpoint: ScriptedEndpoint) -> type[BaseHTTPRequestHandler]:
             self.send_header("x-kvoy-engine", "127.0.0.1:8101")
             self.end_headers()
             try:
-                self._stream()
+                self._stream(is_endless)
             except OSError:
                 endpoint.client_left.set()
             return None
@@ -80,10 +83,10 @@ def _handler(endpoint: ScriptedEndpoint) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body)
 
-        def _stream(self) -> None:
+        def _stream(self, is_endless: bool) -> None:
             for word in endpoint.words:
                 self._event({"choices": [{"index": 0, "delta": {"content": word}}]})
-            while endpoint.is_endless:
+            while is_endless:
                 self._event({"choices": [{"index": 0, "delta": {"content": "more "}}]})
             if endpoint.error_in_stream:
                 self._event({"error": {"message": endpoint.error_in_stream}})

@@ -50,7 +50,7 @@ def test_a_stream_that_is_cut_is_no_answer(endpoint: Any) -> None:
 
 
 def test_closing_the_stream_cancels_the_request(endpoint: Any) -> None:
-    endpoint.is_endless = True
+    endpoint.num_endless = 1
     pieces = Endpoint(endpoint.url).stream_chat(Answer(), "tiny", QUESTION)
 
     next(pieces)
