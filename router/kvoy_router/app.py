@@ -109,7 +109,8 @@ class Router:
         self._telemetry_options = TelemetryOptions(
             router_id, version("kvoy"), silence_s=config.stale_after_s
         )
-        self.gate = FlowGate(PoolRoom(self.pool), config.flow_limits, self._now_s)
+        room = PoolRoom(self.pool, self.breakers.blocked)
+        self.gate = FlowGate(room, config.flow_limits, self._now_s)
         self.keys_file, self.tls = self._read_files()
         self.config_file: ConfigFile | None = None
         if settings is not None and settings.file is not None:

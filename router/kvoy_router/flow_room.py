@@ -4,6 +4,8 @@ It is the wait of the cost that the pick minimises, from the same reports and re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvoy_contract.errors import ApiError
 from kvoy_router import filters
 from kvoy_router.cost import Traffic, estimate
@@ -15,10 +17,15 @@ _is_serving = filters.is_serving(frozenset())
 
 
 class PoolRoom:
-    """`flow.Room` of a pool."""
+    """`flow.Room` of a pool.
 
-    def __init__(self, pool: Pool) -> None:
+    An engine that a pick would pass over makes no room: one whose telemetry is lost looks empty,
+    and a dead one would switch flow control off for all the others."""
+
+    def __init__(self, pool: Pool, blocked: Callable[[float], frozenset[str]]) -> None:
+        """`blocked`: ids of the engines that are to get nothing now, as `Breakers.blocked`."""
         self._pool = pool
+        self._blocked = blocked
         self._turns: dict[str, int] = {}
         """By model, where the last engine with enough room was: it most likely has more."""
 
@@ -30,11 +37,17 @@ class PoolRoom:
         except ApiError:
             self._turns.pop(model, None)
             return None
+        stale_after_s = self._pool.config.stale_after_s
+        blocked = self._blocked(now_s)
         least_s: float | None = None
+        passed_over: list[Endpoint] = []
         first = self._turns.get(model, 0)
         for turn in range(first, first + len(endpoints)):
             endpoint = endpoints[turn % len(endpoints)]
             if _is_serving(endpoint) is not None:
+                continue
+            if endpoint.id in blocked or not endpoint.is_fresh(now_s, stale_after_s):
+                passed_over.append(endpoint)
                 continue
             wait_s = self._wait_at(endpoint, output_tokens, now_s)
             if least_s is None or wait_s < least_s:
@@ -42,6 +55,9 @@ class PoolRoom:
                 if wait_s < enough_s:
                     self._turns[model] = turn % len(endpoints)
                     break
+        if least_s is None and passed_over:
+            # A pick takes one of these where there is no other.
+            return min(self._wait_at(e, output_tokens, now_s) for e in passed_over)
         return least_s
 
     def _wait_at(self, endpoint: Endpoint, output_tokens: float, now_s: float) -> float:

@@ -26,19 +26,20 @@ class VirtualGate:
         self,
         clock: VirtualClock,
         pool: Pool,
+        blocked: Callable[[float], frozenset[str]],
         model: str,
         limits: FlowLimits,
         go_on: Callable[[Job], None],
         refuse: Callable[[Job], None],
     ) -> None:
-        """`go_on` has a job that is still open pick its engine and call `start`, or ends it;
-        `refuse` ends it."""
+        """`blocked`: as `PoolRoom` asks. `go_on` has a job that is still open pick its engine and
+        call `start`, or ends it; `refuse` ends it."""
         self._clock = clock
         self._pool = pool
         self._model = model
         self._go_on = go_on
         self._refuse = refuse
-        self.flow = FlowControl(PoolRoom(pool), limits, self._on_refused)
+        self.flow = FlowControl(PoolRoom(pool, blocked), limits, self._on_refused)
         self._waiting: dict[Ticket, Job] = {}
         self._tickets: dict[int, Ticket] = {}
         """By row, of all jobs that are inside or wait."""

@@ -89,7 +89,13 @@ class VirtualRouter:
         self._gate: VirtualGate | None = None
         if scenario.flow is not None:
             self._gate = VirtualGate(
-                self._clock, pool, MODEL, scenario.flow, self._send, self._refuse
+                self._clock,
+                pool,
+                self._breakers.blocked,
+                MODEL,
+                scenario.flow,
+                self._send,
+                self._refuse,
             )
         self.num_picks = 0
         self._num_earlier_events = 0

@@ -16,8 +16,12 @@ from kvoy_router.flow_ticket import FlowLimits, Ticket
 ENOUGH_S = 0.5
 
 
+def room_of(fleet: Fleet, *blocked: str) -> PoolRoom:
+    return PoolRoom(fleet.pool, lambda now_s: frozenset(blocked))
+
+
 def wait_s(fleet: Fleet, room: PoolRoom | None = None) -> float | None:
-    return (room or PoolRoom(fleet.pool)).wait_s(MODEL, fleet.now_s, ENOUGH_S)
+    return (room or room_of(fleet)).wait_s(MODEL, fleet.now_s, ENOUGH_S)
 
 
 def test_an_idle_fleet_has_room() -> None:
@@ -34,7 +38,7 @@ def test_the_engine_that_would_begin_first_counts() -> None:
 
 def test_an_engine_with_room_is_found_wherever_it_is() -> None:
     fleet = Fleet(5)
-    room = PoolRoom(fleet.pool)
+    room = room_of(fleet)
     for free in ("e3", "e0", "e4", "e4", "e1"):
         for number in range(5):
             tokens = 0 if f"e{number}" == free else 50_000
@@ -61,6 +65,33 @@ def test_a_slow_and_tiny_engine_without_requests_has_room() -> None:
     assert wait_s(fleet) == 0.0
 
 
+def test_an_engine_that_a_pick_passes_over_makes_no_room() -> None:
+    """A dead engine looks empty: it would switch flow control off for all the others."""
+    fleet = Fleet(3)
+    for name in ("e0", "e1", "e2"):
+        fleet.report(name, running=1, queued_prefill_tokens=90_000)
+    fleet.pool.on_lost("e0", fleet.now_s)
+    fleet.report("e1", IDLE)
+
+    assert wait_s(fleet, room_of(fleet, "e1")) == pytest.approx(9.0)
+
+
+def test_a_silent_engine_makes_no_room_beside_one_that_reports() -> None:
+    fleet = Fleet(2)
+    fleet.now_s += 60.0
+    fleet.report("e1", running=1, queued_prefill_tokens=90_000)
+
+    assert wait_s(fleet) == pytest.approx(9.0)
+
+
+def test_where_all_would_be_passed_over_they_make_room_as_picks_take_them() -> None:
+    fleet = Fleet(2)
+    fleet.report("e1", running=1, queued_prefill_tokens=90_000)
+    fleet.pool.on_lost("e0", fleet.now_s)
+
+    assert wait_s(fleet, room_of(fleet, "e1")) == 0.0
+
+
 def test_what_this_router_has_just_sent_counts_at_once() -> None:
     fleet = Fleet(1)
     fleet.pool.pick(fleet.request(prompt_hashes(20_000, "a")), fleet.now_s)
@@ -73,7 +104,7 @@ def test_without_a_serving_engine_there_is_no_wait_to_tell() -> None:
     fleet.pool.set_draining("e0", True)
 
     assert wait_s(fleet) is None
-    assert PoolRoom(fleet.pool).wait_s("nope", fleet.now_s, ENOUGH_S) is None
+    assert room_of(fleet).wait_s("nope", fleet.now_s, ENOUGH_S) is None
 
 
 def test_an_engine_that_has_not_reported_is_judged_by_what_was_sent_to_it() -> None:
@@ -95,7 +126,7 @@ def test_held_requests_reach_a_first_engine_only_as_fast_as_it_takes_them() -> N
     fleet.pool.declare_model(MODEL)
     refused: list[tuple[Ticket, ApiError]] = []
     flow = FlowControl(
-        PoolRoom(fleet.pool),
+        room_of(fleet),
         FlowLimits(max_waiting_s=60.0),
         lambda ticket, error: refused.append((ticket, error)),
     )
@@ -121,7 +152,7 @@ def test_held_requests_reach_a_first_engine_only_as_fast_as_it_takes_them() -> N
 
 def test_the_queue_of_a_model_that_is_gone_goes_with_its_last_request() -> None:
     fleet = Fleet(1)
-    flow = FlowControl(PoolRoom(fleet.pool), FlowLimits(), lambda ticket, error: None)
+    flow = FlowControl(room_of(fleet), FlowLimits(), lambda ticket, error: None)
     ticket = Ticket(MODEL, tokens=1, arrived_s=0.0)
     assert flow.enter(ticket, 0.0)
 
@@ -135,7 +166,7 @@ def test_the_queue_of_a_model_that_is_gone_goes_with_its_last_request() -> None:
 def test_a_full_hold_says_that_nothing_can_serve() -> None:
     fleet = Fleet(0)
     fleet.pool.declare_model(MODEL)
-    flow = FlowControl(PoolRoom(fleet.pool), FlowLimits(max_held=1), lambda ticket, error: None)
+    flow = FlowControl(room_of(fleet), FlowLimits(max_held=1), lambda ticket, error: None)
     flow.enter(Ticket(MODEL, tokens=1, arrived_s=0.0), 0.0)
 
     with pytest.raises(Unavailable):

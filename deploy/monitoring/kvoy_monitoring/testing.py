@@ -28,6 +28,8 @@ LIMIT_S = 90.0
 SCRAPE_S = 1
 _PAUSE_S = 0.1
 """Of a user whom nobody served, as the official clients make one."""
+NUM_SEATS = 4
+"""Of each engine: both have fewer than the traffic has users."""
 SECRET = "monitoring-test-secret"
 MODEL = "demo"
 _SIM = ("--sim-base-s", "0.004", "--sim-prefill-tokens-per-s", "60000")
@@ -227,6 +229,7 @@ def observe_stack(folder: Path) -> Iterator[Observed]:
                 [
                     *(*kvoy, "serve", "--runner", "sim", "--port", str(port), "--secret", SECRET),
                     *("--served-model-name", MODEL, "--num-gpu-blocks-override", "160", *_SIM),
+                    *("--max-num-seqs", str(NUM_SEATS)),
                 ],
                 folder / f"engine-{port}.log",
             )
@@ -236,6 +239,8 @@ def observe_stack(folder: Path) -> Iterator[Observed]:
             [
                 *(*kvoy, "router", "--port", str(router_port), "--admin-port", str(admin_port)),
                 *("--secret", SECRET, "--stale-after-s", "2"),
+                # The traffic's answers take about a second: who finds no seat waits at the router.
+                *("--max-engine-wait-s", "0.1"),
                 *(f"--engine=127.0.0.1:{port}" for port in ports),
             ],
             folder / "router.log",
@@ -263,12 +268,12 @@ def traffic(stack: Observed, num_users: int = 16) -> Iterator[None]:
     stop = threading.Event()
 
     def use(number: int) -> None:
-        turn = 0
+        turn = number  # else all of an engine's requests are streams, or none is
         while not stop.is_set():
             turn += 1
             prompt = f"conversation {number} " + "and so on, " * (20 + turn % 40)
             with contextlib.suppress(httpx.HTTPError):
-                if stack.ask(prompt, stream=bool(turn % 3), max_tokens=200) != httpx.codes.OK:
+                if stack.ask(prompt, stream=bool(turn % 4), max_tokens=200) != httpx.codes.OK:
                     stop.wait(_PAUSE_S)
                 if turn % 5 == 0:
                     stack.ask(prompt, max_tokens=-1)
