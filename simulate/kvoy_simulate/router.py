@@ -76,7 +76,8 @@ class VirtualRouter:
         self._random = random
         self._on_link = on_link
         self._jobs: dict[int, Job] = {}
-        self._is_alive = True
+        self._ended_as: Status | None = None
+        """How requests end that come now; None while it takes them."""
         scenario = surroundings.scenario
         self._limits = FailoverLimits(scenario.max_retries, scenario.max_resumes)
         self._retry_budget = RetryBudget(scenario.retry_share, scenario.retry_burst)
@@ -148,8 +149,8 @@ class VirtualRouter:
         """A request has been read and hashed."""
         request = job.request
         self._jobs[job.row] = job
-        if not self._is_alive:
-            self._end(job, Status.CUT)
+        if self._ended_as is not None:
+            self._end(job, self._ended_as)
             return
         job.inference = InferenceRequest(
             request_id=str(job.row),
@@ -234,13 +235,13 @@ class VirtualRouter:
 
     def kill(self) -> None:
         """The process is gone: every stream is cut, and engines see closed connections."""
-        self._is_alive = False
         self.cut(Status.CUT)
         for address in list(self.links):
             self.remove_engine(address)
 
     def cut(self, status: Status) -> None:
-        """End every job that is still open."""
+        """End every job that is open, and all that are still on their way."""
+        self._ended_as = status
         for job in list(self._jobs.values()):
             self._give_up(job, status)
 
@@ -267,7 +268,7 @@ class VirtualRouter:
         self._end(job, status)
 
     def _look_for_hangs(self) -> None:
-        if self._is_alive:
+        if self._ended_as is None:
             self._health.tick()
             self._clock.after(TICK_S, self._look_for_hangs)
 

@@ -53,6 +53,14 @@ def simulate(scenario: ScenarioFile, policy: str, seed: int) -> Outcome:
 
 def execute(job: Job) -> Figures:
     """The figures of `Measures`, and those that the case asks for besides."""
+    try:
+        return _execute(job)
+    except Exception as error:
+        error.add_note(f"in {job.case.label}, seed {job.seed}")
+        raise
+
+
+def _execute(job: Job) -> Figures:
     case = job.case
     scenario = scenario_of(case)
     if case.finds_knee:

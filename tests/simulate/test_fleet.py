@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 from collections import Counter
@@ -62,6 +63,19 @@ def test_a_fleet_that_is_done_does_not_stay_beside_the_next_ones() -> None:
         run(scene(steady(10, 1), engines(2)), policy="kv-aware", seed=seed)
 
     assert sum(isinstance(thing, Fleet) for thing in gc.get_objects()) <= 1
+
+
+@pytest.mark.parametrize("routers", [1, 4])
+def test_a_run_that_is_cut_short_ends_also_what_is_on_its_way_to_a_router(routers: int) -> None:
+    way_s = Ways().client_s + Ways().pick_s
+    requests = [ask(1.0 - way_s * i / 4) for i in (8, 6, 5, 4, 3, 2, 1)]
+    scenario = dataclasses.replace(
+        scene(requests, engines(2), duration_s=1.0, routers=routers), drain_s=0.0
+    )
+
+    outcome = play(scenario)
+
+    assert statuses(outcome) == {Status.UNFINISHED: len(requests)}
 
 
 def by_hand(requests: list[SimRequest]) -> list[tuple[float, float]]:
