@@ -121,6 +121,15 @@ def test_several_processes_find_what_one_does(tiny: str) -> None:
     assert execute_all(jobs, num_processes=2) == execute_all(jobs, num_processes=1)
 
 
+def test_a_failure_names_its_run_also_across_processes(tiny: str) -> None:
+    jobs = [Job(Case(tiny, policy), 7) for policy in ("kv-aware", "best")]
+
+    with pytest.raises(ValueError, match="policy must be one of") as failure:
+        execute_all(jobs, num_processes=2)
+
+    assert failure.value.__notes__ == [f"in {jobs[1].case.label}, seed 7"]
+
+
 def test_a_ladder_ends_between_a_rate_within_and_one_beyond() -> None:
     core = "max_model_len: 4096}"
     slow = TINY.replace(core, core + "\n    step: {prefill_tokens_per_s: 1500}")
