@@ -54,6 +54,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     seed: int | None
     """Drawn here when the client gave none, so that every engine would draw the same tokens."""
     inference: InferenceRequest
+    service: str = ""
+    """Where several share the model's traffic, the one that the request falls to."""
 
     def envelope(
         self,
@@ -149,6 +151,7 @@ class Dispatcher:
                 prompt_field="messages" if path == CHAT_COMPLETIONS_PATH else "prompt",
                 affinity=affinity,
             ),
+            service=service or "",
         )
 
     async def _encode(

@@ -12,7 +12,7 @@ from kvoy_router.access import Access, Client
 from kvoy_router.decision import Decision
 from kvoy_router.dispatch import Job
 from kvoy_router.flow_gate import Admission, FlowGate
-from kvoy_router.flow_ticket import Stage, Ticket
+from kvoy_router.flow_ticket import Line, Stage, Ticket
 from kvoy_router.http_message import Request
 from kvoy_router.keys import Keyring
 from kvoy_router.keys_limits import KeyLimits
@@ -73,7 +73,7 @@ class Entrance:
     def admit(self, job: Job, record: RequestRecord) -> Admission:
         """The request's turn to go on; see `FlowGate.admit`."""
         ticket = Ticket(
-            job.model,
+            Line(job.model, job.service),
             tokens=job.prompt.num_tokens + self._expected_output(job),
             arrived_s=record.started_s,
             tenant=record.client.tenant,

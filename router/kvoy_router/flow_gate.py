@@ -11,7 +11,7 @@ from types import TracebackType
 
 from kvoy_contract.errors import ApiError
 from kvoy_router.flow import FlowControl, Room
-from kvoy_router.flow_ticket import FlowLimits, Ticket
+from kvoy_router.flow_ticket import FlowLimits, Line, Ticket
 
 LOOK_S = 0.02
 """Between two looks at the fleet while anybody waits: less than a decode step of most engines."""
@@ -43,7 +43,7 @@ class FlowGate:
         future = asyncio.get_running_loop().create_future()
         self._futures[ticket] = future
         self._look_later()
-        self._let_go_on(ticket.model)
+        self._let_go_on(ticket.line)
         has_waited = not future.done()
         try:
             error = await future
@@ -59,14 +59,14 @@ class FlowGate:
     def start(self, ticket: Ticket, tokens: float | None = None) -> None:
         """The ticket's load is reserved at an engine; the next one may look for room."""
         self.flow.start(ticket, tokens)
-        self._let_go_on(ticket.model)
+        self._let_go_on(ticket.line)
 
     def leave(self, ticket: Ticket) -> None:
         self.flow.end(ticket, self._now_s())
-        self._let_go_on(ticket.model)
+        self._let_go_on(ticket.line)
 
-    def _let_go_on(self, model: str) -> None:
-        while (ticket := self.flow.next(model, self._now_s())) is not None:
+    def _let_go_on(self, line: Line) -> None:
+        while (ticket := self.flow.next(line, self._now_s())) is not None:
             future = self._futures[ticket]
             if not future.done():
                 future.set_result(None)
@@ -88,8 +88,8 @@ class FlowGate:
         self._num_looks += 1
         if self._num_looks % _LOOKS_PER_SWEEP == 0:
             self.flow.expire(self._now_s())
-        for model in self.flow.waiting_models():
-            self._let_go_on(model)
+        for line in self.flow.waiting_lines():
+            self._let_go_on(line)
         if self.flow.num_waiting:
             self._look_later()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -67,18 +67,25 @@ class _Observed(Collector):
             "Tokens, to compute and of expected answers, of requests that have gone on to engines",
             labels=["model"],
         )
-        for model, queue in self._flow.queues():
-            for name, count in _by_class(queue).items():
+        for model, queues in self._by_model().items():
+            for name, count in _by_class(queues).items():
                 requests.add_metric([model, name], count)
-            tokens.add_metric([model], queue.waiting_tokens)
-            under_way.add_metric([model], queue.shares.tokens)
+            tokens.add_metric([model], sum(queue.waiting_tokens for queue in queues))
+            under_way.add_metric([model], sum(queue.shares.tokens for queue in queues))
         yield requests
         yield tokens
         yield under_way
 
+    def _by_model(self) -> dict[str, list[FlowQueue]]:
+        queues: dict[str, list[FlowQueue]] = {}
+        for line, queue in self._flow.queues():
+            queues.setdefault(line.model, []).append(queue)
+        return queues
 
-def _by_class(queue: FlowQueue) -> dict[str, int]:
+
+def _by_class(queues: Iterable[FlowQueue]) -> dict[str, int]:
     counts = dict.fromkeys(_CLASSES, 0)
-    for ticket in queue.waiting():
-        counts[_CLASSES[(ticket.priority > 0) - (ticket.priority < 0) + 1]] += 1
+    for queue in queues:
+        for ticket in queue.waiting():
+            counts[_CLASSES[(ticket.priority > 0) - (ticket.priority < 0) + 1]] += 1
     return counts

@@ -10,6 +10,7 @@ from kvoy_contract.errors import ApiError
 from kvoy_router import filters
 from kvoy_router.cost import Traffic, estimate
 from kvoy_router.endpoint import Endpoint
+from kvoy_router.flow_ticket import Line
 from kvoy_router.occupancy import occupancies
 from kvoy_router.pool import Pool
 
@@ -20,28 +21,31 @@ class PoolRoom:
     """`flow.Room` of a pool.
 
     An engine that a pick would pass over makes no room: one whose telemetry is lost looks empty,
-    and a dead one would switch flow control off for all the others."""
+    and a dead one would switch flow control off for all the others; and so would a service that has
+    little to do, for another one that shares the model's traffic."""
 
     def __init__(self, pool: Pool, blocked: Callable[[float], frozenset[str]]) -> None:
         """`blocked`: ids of the engines that are to get nothing now, as `Breakers.blocked`."""
         self._pool = pool
         self._blocked = blocked
-        self._turns: dict[str, int] = {}
-        """By model, where the last engine with enough room was: it most likely has more."""
+        self._turns: dict[Line, int] = {}
+        """Where the last engine with enough room was: it most likely has more."""
 
-    def wait_s(self, model: str, now_s: float, enough_s: float) -> float | None:
+    def wait_s(self, line: Line, now_s: float, enough_s: float) -> float | None:
         """Looks at engines until one has enough room: at one, in a fleet that has some."""
         try:
-            endpoints = self._pool.endpoints_of(model)
-            output_tokens = self._pool.output_tokens(model)
+            endpoints = self._pool.endpoints_of(line.model)
+            output_tokens = self._pool.output_tokens(line.model)
         except ApiError:
-            self._turns.pop(model, None)
+            self._turns.pop(line, None)
             return None
         stale_after_s = self._pool.config.stale_after_s
         blocked = self._blocked(now_s)
+        service = line.service
         least_s: float | None = None
+        of_others: list[Endpoint] = []
         passed_over: list[Endpoint] = []
-        first = self._turns.get(model, 0)
+        first = self._turns.get(line, 0)
         for turn in range(first, first + len(endpoints)):
             endpoint = endpoints[turn % len(endpoints)]
             if _is_serving(endpoint) is not None:
@@ -49,15 +53,19 @@ class PoolRoom:
             if endpoint.id in blocked or not endpoint.is_fresh(now_s, stale_after_s):
                 passed_over.append(endpoint)
                 continue
+            if service and endpoint.origin.service != service:
+                of_others.append(endpoint)
+                continue
             wait_s = self._wait_at(endpoint, output_tokens, now_s)
             if least_s is None or wait_s < least_s:
                 least_s = wait_s
                 if wait_s < enough_s:
-                    self._turns[model] = turn % len(endpoints)
+                    self._turns[line] = turn % len(endpoints)
                     break
-        if least_s is None and passed_over:
-            # A pick takes one of these where there is no other.
-            return min(self._wait_at(e, output_tokens, now_s) for e in passed_over)
+        if least_s is None:
+            # A pick falls back in the same order.
+            waits = (self._wait_at(e, output_tokens, now_s) for e in of_others or passed_over)
+            return min(waits, default=None)
         return least_s
 
     def _wait_at(self, endpoint: Endpoint, output_tokens: float, now_s: float) -> float:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """Of one model's queue. Raises ValueError, naming the field, for a value that cannot work."""
+    """Of one queue. Raises ValueError, naming the field, for a value that cannot work."""
 
     max_engine_wait_s: float = 1.0
     """A request goes on while some engine would begin with it within so long. Enough for an engine
@@ -50,6 +51,15 @@ class FlowLimits:
             raise ValueError("aged_share: must be above 0, or a class could wait for ever")
 
 
+class Line(NamedTuple):
+    """Whose engines a request waits for; each has a queue of its own."""
+
+    model: str
+    service: str = ""
+    """Where several services share the model's traffic, the one that the request falls to: another
+    one's room is none for it."""
+
+
 class Stage(enum.Enum):
     """NEW → (WAITING →) CHOSEN → STARTED → ENDED; each may end at once."""
 
@@ -62,13 +72,13 @@ class Stage(enum.Enum):
 
 
 class Ticket:
-    """Owned by the request's task; the queue of its model changes it."""
+    """Owned by the request's task; the queue of its line changes it."""
 
     __slots__ = (
         "arrived_s",
         "deadline_s",
         "is_modest",
-        "model",
+        "line",
         "priority",
         "stage",
         "tenant",
@@ -78,7 +88,7 @@ class Ticket:
 
     def __init__(
         self,
-        model: str,
+        line: Line,
         *,
         tokens: float,
         arrived_s: float,
@@ -90,7 +100,7 @@ class Ticket:
         """`tokens` is the estimated cost: prompt to compute and answer to write, at least 1."""
         assert tokens >= 1.0, "every request costs something"
         assert weight > 0.0, "a share of nothing cannot be served"
-        self.model = model
+        self.line = line
         self.tenant = tenant
         self.priority = priority
         """Lower goes first."""
@@ -104,6 +114,10 @@ class Ticket:
         self.is_modest = True
         """When it went on: whether nothing more important was here, and its tenant used no more
         than its share."""
+
+    @property
+    def model(self) -> str:
+        return self.line.model
 
     @property
     def engine_priority(self) -> int:

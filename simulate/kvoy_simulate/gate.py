@@ -12,7 +12,7 @@ from kvoy_contract.errors import ApiError
 from kvoy_router.flow import FlowControl
 from kvoy_router.flow_gate import LOOK_S
 from kvoy_router.flow_room import PoolRoom
-from kvoy_router.flow_ticket import FlowLimits, Ticket
+from kvoy_router.flow_ticket import FlowLimits, Line, Ticket
 from kvoy_router.lease import Lease
 from kvoy_router.pool import Pool
 from kvoy_simulate.clock import VirtualClock
@@ -36,7 +36,7 @@ class VirtualGate:
         call `start`, or ends it; `refuse` ends it."""
         self._clock = clock
         self._pool = pool
-        self._model = model
+        self._line = Line(model)
         self._go_on = go_on
         self._refuse = refuse
         self.flow = FlowControl(PoolRoom(pool, blocked), limits, self._on_refused)
@@ -49,7 +49,7 @@ class VirtualGate:
     def enter(self, job: Job) -> None:
         request, now_s = job.request, self._clock.now_s
         ticket = Ticket(
-            self._model,
+            self._line,
             tokens=request.num_prompt_tokens + self._expected_answer(job),
             arrived_s=now_s,
             tenant=request.tenant,
@@ -88,11 +88,11 @@ class VirtualGate:
             self._let_go_on()
 
     def _expected_answer(self, job: Job) -> float:
-        return min(self._pool.output_tokens(self._model), float(job.request.max_tokens))
+        return min(self._pool.output_tokens(self._line.model), float(job.request.max_tokens))
 
     def _let_go_on(self) -> None:
         """Not at once but next, as a woken task does; until it starts, no other may go on."""
-        ticket = self.flow.next(self._model, self._clock.now_s)
+        ticket = self.flow.next(self._line, self._clock.now_s)
         if ticket is not None:
             self._clock.after(0.0, self._go_on, self._waiting.pop(ticket))
 

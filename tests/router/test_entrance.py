@@ -284,6 +284,24 @@ async def test_a_request_waits_for_room_and_goes_on_when_there_is_some(
         assert value_of(router, 'kvoy_router_queue_wait_seconds_count{model="m"}') == 1
 
 
+async def test_a_dead_engine_is_no_room_for_what_a_busy_one_makes_wait(
+    start_engine: StartEngine,
+) -> None:
+    busy, dead = await start_engine(), await start_engine()
+
+    async with running_router([busy, dead]) as router:
+        await make_busy(router, busy)
+        await dead.stop_telemetry()
+        await dead.stop_http()
+        await eventually(lambda: not is_routable(router.pool, dead.address))
+        task = asyncio.create_task(ask(router))
+        await eventually(lambda: router.gate.flow.num_waiting == 1)
+        assert busy.requests == []
+
+        busy.report_load(queued_prefill_tokens=0, running=0)
+        assert (await task).status_code == 200
+
+
 async def test_beyond_the_bound_exactly_those_beyond_it_are_refused(
     start_engine: StartEngine,
 ) -> None:

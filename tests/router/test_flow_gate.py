@@ -11,7 +11,7 @@ import pytest
 
 from kvoy_contract.errors import ApiError, Saturated, Unavailable
 from kvoy_router.flow_gate import FlowGate
-from kvoy_router.flow_ticket import FlowLimits, Ticket
+from kvoy_router.flow_ticket import FlowLimits, Line, Ticket
 from kvoy_router.testing import eventually
 
 
@@ -23,7 +23,7 @@ class Seats:
         self.num_taken = 0
         self.most_taken = 0
 
-    def wait_s(self, model: str, now_s: float, enough_s: float) -> float | None:
+    def wait_s(self, line: Line, now_s: float, enough_s: float) -> float | None:
         if self.num_seats is None:
             return None
         return 0.0 if self.num_taken < self.num_seats else 1000.0
@@ -41,7 +41,7 @@ def gate_of(seats: Seats, now_s: Callable[[], float] = time.monotonic, **limits:
 
 
 def ticket(tenant: str = "", at_s: float = 0.0) -> Ticket:
-    return Ticket("m", tokens=10, arrived_s=at_s or time.monotonic(), tenant=tenant)
+    return Ticket(Line("m"), tokens=10, arrived_s=at_s or time.monotonic(), tenant=tenant)
 
 
 async def serve(

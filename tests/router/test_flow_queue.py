@@ -9,7 +9,7 @@ import pytest
 
 from kvoy_contract.errors import ApiError, DeadlineExceeded, Saturated, Unavailable
 from kvoy_router.flow_queue import FlowQueue
-from kvoy_router.flow_ticket import FlowLimits, Stage, Ticket
+from kvoy_router.flow_ticket import FlowLimits, Line, Stage, Ticket
 
 ROOM, TIGHT, FULL = 0.0, 0.7, 1.0
 """Waits, as shares of the limit: for all, for the modest alone, for nobody."""
@@ -25,7 +25,7 @@ def ticket(
     deadline_s: float = math.inf,
 ) -> Ticket:
     return Ticket(
-        "m",
+        Line("m"),
         tokens=tokens,
         arrived_s=at_s,
         deadline_s=deadline_s,

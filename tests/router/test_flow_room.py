@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 
 from kvoy_contract.errors import ApiError, Unavailable
-from kvoy_router.endpoint import EngineInfo
+from kvoy_router.endpoint import EngineInfo, Origin
 from kvoy_router.fleet_testing import IDLE, MODEL, Fleet, prompt_hashes
 from kvoy_router.flow import FlowControl
 from kvoy_router.flow_room import PoolRoom
-from kvoy_router.flow_ticket import FlowLimits, Ticket
+from kvoy_router.flow_ticket import FlowLimits, Line, Ticket
+from kvoy_router.split import Service
 
 ENOUGH_S = 0.5
 
@@ -21,7 +22,7 @@ def room_of(fleet: Fleet, *blocked: str) -> PoolRoom:
 
 
 def wait_s(fleet: Fleet, room: PoolRoom | None = None) -> float | None:
-    return (room or room_of(fleet)).wait_s(MODEL, fleet.now_s, ENOUGH_S)
+    return (room or room_of(fleet)).wait_s(Line(MODEL), fleet.now_s, ENOUGH_S)
 
 
 def test_an_idle_fleet_has_room() -> None:
@@ -92,6 +93,54 @@ def test_where_all_would_be_passed_over_they_make_room_as_picks_take_them() -> N
     assert wait_s(fleet, room_of(fleet, "e1")) == 0.0
 
 
+def shared_fleet() -> Fleet:
+    """One engine of each of two services; the one of `stable` has 9 s of prompts queued."""
+    fleet = Fleet(0)
+    for name in ("stable", "canary"):
+        fleet.pool.add_endpoint(name, origin=Origin(service=name))
+        fleet.add(name)
+    fleet.pool.set_services(
+        [Service(name="stable", model=MODEL, weight=95), Service(name="canary", model=MODEL)]
+    )
+    fleet.report("stable", running=1, queued_prefill_tokens=90_000)
+    return fleet
+
+
+def test_an_idle_service_makes_no_room_for_the_share_of_another() -> None:
+    fleet = shared_fleet()
+    room = room_of(fleet)
+
+    assert room.wait_s(Line(MODEL, "stable"), fleet.now_s, ENOUGH_S) == pytest.approx(9.0)
+    assert room.wait_s(Line(MODEL, "canary"), fleet.now_s, ENOUGH_S) == 0.0
+
+
+def test_the_share_of_a_service_that_cannot_serve_finds_room_where_it_passes_on_to() -> None:
+    fleet = shared_fleet()
+    fleet.pool.on_lost("canary", fleet.now_s)
+    room = room_of(fleet)
+
+    assert room.wait_s(Line(MODEL, "canary"), fleet.now_s, ENOUGH_S) == pytest.approx(9.0)
+    assert room.wait_s(Line(MODEL, "gone"), fleet.now_s, ENOUGH_S) == pytest.approx(9.0)
+
+
+def test_the_lines_of_one_model_wait_and_end_apart() -> None:
+    fleet = shared_fleet()
+    flow = FlowControl(room_of(fleet), FlowLimits(), lambda ticket, error: None)
+    held, passing = (
+        Ticket(Line(MODEL, name), tokens=1, arrived_s=0.0) for name in ("stable", "canary")
+    )
+
+    assert not flow.enter(held, 0.0)
+    assert flow.enter(passing, 0.0)
+    assert flow.waiting_lines() == [held.line]
+    flow.start(passing)
+    flow.end(held, 0.0)
+    flow.forget(MODEL)
+    assert [line for line, _ in flow.queues()] == [passing.line]
+    flow.end(passing, 0.0)
+    assert list(flow.queues()) == []
+
+
 def test_what_this_router_has_just_sent_counts_at_once() -> None:
     fleet = Fleet(1)
     fleet.pool.pick(fleet.request(prompt_hashes(20_000, "a")), fleet.now_s)
@@ -104,7 +153,7 @@ def test_without_a_serving_engine_there_is_no_wait_to_tell() -> None:
     fleet.pool.set_draining("e0", True)
 
     assert wait_s(fleet) is None
-    assert room_of(fleet).wait_s("nope", fleet.now_s, ENOUGH_S) is None
+    assert room_of(fleet).wait_s(Line("nope"), fleet.now_s, ENOUGH_S) is None
 
 
 def test_an_engine_that_has_not_reported_is_judged_by_what_was_sent_to_it() -> None:
@@ -130,14 +179,14 @@ def test_held_requests_reach_a_first_engine_only_as_fast_as_it_takes_them() -> N
         FlowLimits(max_waiting_s=60.0),
         lambda ticket, error: refused.append((ticket, error)),
     )
-    held = [Ticket(MODEL, tokens=4_000, arrived_s=fleet.now_s) for _ in range(100)]
+    held = [Ticket(Line(MODEL), tokens=4_000, arrived_s=fleet.now_s) for _ in range(100)]
     for ticket in held:
         assert not flow.enter(ticket, fleet.now_s)
-    assert flow.next(MODEL, fleet.now_s) is None
+    assert flow.next(Line(MODEL), fleet.now_s) is None
 
     fleet.add("e0")
     sent = 0
-    while (chosen := flow.next(MODEL, fleet.now_s)) is not None:
+    while (chosen := flow.next(Line(MODEL), fleet.now_s)) is not None:
         fleet.pool.pick(fleet.request(prompt_hashes(4_000, sent)), fleet.now_s)
         flow.start(chosen)
         sent += 1
@@ -153,11 +202,11 @@ def test_held_requests_reach_a_first_engine_only_as_fast_as_it_takes_them() -> N
 def test_the_queue_of_a_model_that_is_gone_goes_with_its_last_request() -> None:
     fleet = Fleet(1)
     flow = FlowControl(room_of(fleet), FlowLimits(), lambda ticket, error: None)
-    ticket = Ticket(MODEL, tokens=1, arrived_s=0.0)
+    ticket = Ticket(Line(MODEL), tokens=1, arrived_s=0.0)
     assert flow.enter(ticket, 0.0)
 
     flow.forget(MODEL)
-    assert [model for model, _ in flow.queues()] == [MODEL]
+    assert [line for line, _ in flow.queues()] == [Line(MODEL)]
     flow.end(ticket, 0.0)
 
     assert list(flow.queues()) == []
@@ -167,7 +216,7 @@ def test_a_full_hold_says_that_nothing_can_serve() -> None:
     fleet = Fleet(0)
     fleet.pool.declare_model(MODEL)
     flow = FlowControl(room_of(fleet), FlowLimits(max_held=1), lambda ticket, error: None)
-    flow.enter(Ticket(MODEL, tokens=1, arrived_s=0.0), 0.0)
+    flow.enter(Ticket(Line(MODEL), tokens=1, arrived_s=0.0), 0.0)
 
     with pytest.raises(Unavailable):
-        flow.enter(Ticket(MODEL, tokens=1, arrived_s=0.0), 0.0)
+        flow.enter(Ticket(Line(MODEL), tokens=1, arrived_s=0.0), 0.0)

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from kvoy_router.flow_share import LATELY_S, Shares
-from kvoy_router.flow_ticket import Stage, Ticket
+from kvoy_router.flow_ticket import Line, Stage, Ticket
 
 STAY_S = 5.0
 """How long a request is under way."""
@@ -44,7 +44,7 @@ class Traffic:
         fade = math.exp((self.now_s - arrival_s) / LATELY_S)
         self.now_s = arrival_s
         tokens = self.random.uniform(100, 2000)
-        ticket = Ticket("m", tenant=tenant, tokens=tokens, arrived_s=arrival_s)
+        ticket = Ticket(Line("m"), tenant=tenant, tokens=tokens, arrived_s=arrival_s)
         self.shares.come(ticket, arrival_s)
         self.asked[tenant] += 1
         self.beyond[tenant] += not self.shares.is_modest(ticket, arrival_s)
@@ -109,7 +109,7 @@ def test_who_was_beyond_its_share_gets_no_more_than_the_share_as_one_that_is_mod
     while traffic.now_s < begin_s + 200.0:
         # As many as may go on, and no others: what flow control does in a full fleet.
         for _ in range(100):
-            ticket = Ticket("m", tenant="flood", tokens=1000.0, arrived_s=traffic.now_s)
+            ticket = Ticket(Line("m"), tenant="flood", tokens=1000.0, arrived_s=traffic.now_s)
             shares.come(ticket, traffic.now_s)
             if not shares.is_modest(ticket, traffic.now_s):
                 shares.go(ticket, traffic.now_s, was_under_way=False)
@@ -143,7 +143,7 @@ def flood(traffic: Traffic, number: int) -> list[bool]:
     """Of so many requests at once, which count as modest. They stay."""
     results = []
     for _ in range(number):
-        ticket = Ticket("m", tenant="flood", tokens=1000.0, arrived_s=traffic.now_s)
+        ticket = Ticket(Line("m"), tenant="flood", tokens=1000.0, arrived_s=traffic.now_s)
         traffic.shares.come(ticket, traffic.now_s)
         results.append(traffic.shares.is_modest(ticket, traffic.now_s))
         traffic.shares.start(ticket, traffic.now_s)
@@ -153,7 +153,7 @@ def flood(traffic: Traffic, number: int) -> list[bool]:
 def test_what_a_request_costs_in_truth_counts_once_it_is_known() -> None:
     shares = Shares()
     for name, tokens in [("a", 1000.0)] * 10 + [("b", 1000.0)] * 10:
-        ticket = Ticket("m", tenant=name, tokens=tokens, arrived_s=0.0)
+        ticket = Ticket(Line("m"), tenant=name, tokens=tokens, arrived_s=0.0)
         shares.come(ticket, 0.0)
         shares.start(ticket, 0.0)
     assert shares.is_modest(ticket, 0.0)
