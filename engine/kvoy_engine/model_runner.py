@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 import torch
 
+from kvoy_contract.host_limits import host_memory, num_usable_cores
 from kvoy_engine.attention import PagedAttention
 from kvoy_engine.batch import Batch, Row, RowOutput, RunnerInfo, RunnerOutput
 from kvoy_engine.kernels import prebuilt
 from kvoy_engine.kernels.build import KernelsUnavailable
 from kvoy_engine.kernels.prebuilt import Kernels
 from kvoy_engine.kv_cache import KvCache, KvShape
-from kvoy_engine.limits import host_memory, num_usable_cores
 from kvoy_engine.linear import WeightFormat
 from kvoy_engine.messages import SamplingParams, TokenLogprob
 from kvoy_engine.model_config import ModelConfig, ModelError, load_model_config

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvoy_contract.host_limits import HostMemory
 from kvoy_engine import model_runner
 from kvoy_engine.batch import RunnerInfo
 from kvoy_engine.build import build_core, is_out_of_memory
-from kvoy_engine.limits import HostMemory
 from kvoy_engine.model_runner import RunnerOptions, load_runner
 from kvoy_engine.testing import write_tiny_model
 from kvoy_engine.testing_server import sim_config

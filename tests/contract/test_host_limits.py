@@ -1,4 +1,4 @@
-"""What a container leaves to an engine: fake trees of control groups, versions 1 and 2."""
+"""What a container leaves to a process: fake trees of control groups, versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvoy_engine.limits import HostMemory, host_memory, num_usable_cores
+from kvoy_contract.host_limits import (
+    HostMemory,
+    container_memory_limit,
+    host_memory,
+    num_usable_cores,
+)
 
 GIB = 1 << 30
 NO_LIMIT_V1 = "9223372036854771712"
@@ -84,6 +89,7 @@ def test_a_v2_limit_bounds_the_memory_and_page_cache_is_free(machine: FakeMachin
     machine.write(f"{group}/memory.stat", f"anon {2 * GIB}\ninactive_file {3 * GIB}")
 
     assert host_memory(machine.root) == HostMemory(8 * GIB, 6 * GIB)
+    assert container_memory_limit(machine.root) == 8 * GIB
 
 
 def test_a_v1_limit_bounds_the_memory_and_page_cache_is_free(machine: FakeMachine) -> None:
@@ -101,6 +107,7 @@ def test_no_limit_is_no_limit(machine: FakeMachine) -> None:
     machine.write(f"{group}/memory.usage_in_bytes", str(5 * GIB))
 
     assert host_memory(machine.root) == HostMemory(64 * GIB, 48 * GIB)
+    assert container_memory_limit(machine.root) is None
 
 
 def test_a_group_above_its_limit_leaves_nothing(machine: FakeMachine) -> None:

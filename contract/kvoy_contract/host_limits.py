@@ -51,6 +51,12 @@ def host_memory(root: Path = _ROOT) -> HostMemory:
     return HostMemory(total, available)
 
 
+def container_memory_limit(root: Path = _ROOT) -> int | None:
+    """Bytes that the tightest of the process' control groups lets it have; None without a limit."""
+    limits = [limit for group in _groups(root, "memory") if (limit := _memory_limit(group))]
+    return min(limits, default=None)
+
+
 def _machine_memory(root: Path) -> tuple[int, int]:
     """(total, available) as the kernel sees the whole machine."""
     fields = _numbers(root / "proc/meminfo")
