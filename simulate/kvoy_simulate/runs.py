@@ -125,7 +125,7 @@ def execute_all(
     on_done: Callable[[Job, Figures], None] = lambda job, figures: None,
 ) -> Mapping[Job, Figures]:
     """`on_done` is called in the caller's process as results come, in any order. An exception of a
-    job is raised here."""
+    job is raised here, and the jobs that run beside it end with it."""
     done: dict[Job, Figures] = {}
     if num_processes == 1:
         for job in jobs:
@@ -133,6 +133,7 @@ def execute_all(
             on_done(job, done[job])
         return done
     context = multiprocessing.get_context("spawn")
+    earlier = multiprocessing.active_children()
     with ProcessPoolExecutor(num_processes, mp_context=context) as executor:
         futures: dict[Future[Figures], Job] = {executor.submit(execute, job): job for job in jobs}
         try:
@@ -142,6 +143,8 @@ def execute_all(
                 on_done(job, done[job])
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()).difference(earlier):
+                process.terminate()  # a run takes minutes, and nobody waits for it any more
             raise
     return done
 
