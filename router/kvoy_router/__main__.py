@@ -24,6 +24,7 @@ from kvoy_router import keys_command
 from kvoy_router.app import Router
 from kvoy_router.config import RouterConfig
 from kvoy_router.errors import BadFile, NoClusterError
+from kvoy_router.router_memory import return_large_blocks
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Else each counter has a second series beside it that nobody queries.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     _raise_file_limit(config.max_connections)
+    return_large_blocks()
     try:
         tracing = start_tracing("kvoy-router", os.environ, time.monotonic)
     except TracingUnavailable as error:

@@ -45,6 +45,7 @@ from kvoy_router.prompts import Prompts
 from kvoy_router.proxy import Proxy, ProxyOptions
 from kvoy_router.resume_memory import ResumeMemory
 from kvoy_router.retry_budget import RetryBudget
+from kvoy_router.router_memory import RouterMemory
 from kvoy_router.sources import Sources
 from kvoy_router.state_gauges import ServerGauges
 from kvoy_router.telemetry import TelemetryClient, TelemetryOptions
@@ -52,7 +53,6 @@ from kvoy_router.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
-_MIB = 1024 * 1024
 _PRUNE_S = 1.0
 _LONGEST_BREAK_S = 30.0
 
@@ -73,6 +73,7 @@ class Router:
         Raises NoClusterError when it is to ask Kubernetes and knows none, and BadFile.
         """
         self.config = config
+        self.memory = RouterMemory(config.memory_mib, config.max_buffered_mib)
         self._on_config = on_config
         self._tracing = tracing
         # Not the loop's clock: uvloop's has steps of a millisecond.
@@ -84,7 +85,7 @@ class Router:
             make_policy(config.policy, generator),
             config=PoolConfig(
                 stale_after_s=config.stale_after_s,
-                max_index_entries=config.index_mib * _MIB // ENTRY_BYTES,
+                max_index_entries=self.memory.cache_bytes(config.index_mib) // ENTRY_BYTES,
                 max_reports_per_s=config.max_reports_per_s,
             ),
             random=generator,
@@ -102,7 +103,7 @@ class Router:
             RetryBudget(config.retry_share, config.retry_burst),
             RetryBudget(config.retry_share, config.retry_burst),
         )
-        self.resume_memory = ResumeMemory(config.max_resume_memory_mib * _MIB)
+        self.resume_memory = ResumeMemory(self.memory.cache_bytes(config.max_resume_memory_mib))
         self._health = HealthWatch(
             self.pool, self.clients, self.breakers, self._now_s, config.hang_timeout_s
         )
@@ -123,10 +124,14 @@ class Router:
         self.sources = Sources(config, self.pool, self.fleet, self.metrics, self._now_s)
         self.proxy = self._make_proxy()
         api = self._make_api()
-        self.server = HttpServer(api.serve_main, config.http_limits, self._on_refused)
+        self.server = HttpServer(
+            api.serve_main, config.http_limits, self._on_refused, self.memory.bodies
+        )
         self.admin_server: HttpServer | None = None
         if config.admin_port is not None:
-            self.admin_server = HttpServer(api.serve_admin, config.http_limits)
+            self.admin_server = HttpServer(
+                api.serve_admin, config.http_limits, memory=self.memory.bodies
+            )
         self.metrics.observe(self.pool, self._gauges, self._now_s)
         self.metrics.flow.observe(self.gate.flow)
         self.metrics.failover.observe(
@@ -142,7 +147,8 @@ class Router:
         self.breakers.limits = _breaker_limits(config)
         for budget in self._budgets:
             budget.share, budget.burst = config.retry_share, config.retry_burst
-        self.resume_memory.max_bytes = config.max_resume_memory_mib * _MIB
+        self.resume_memory.max_bytes = self.memory.cache_bytes(config.max_resume_memory_mib)
+        self.memory.use_bounds(config.max_buffered_mib)
         self._health.use_silence(config.hang_timeout_s)
         self.gate.flow.use_limits(config.flow_limits)
         self.entrance.use_objectives(config.objectives)
@@ -233,7 +239,7 @@ class Router:
     def _gauges(self) -> ServerGauges:
         return ServerGauges(
             connections=self.server.num_connections,
-            buffered_bytes=self.server.buffered_bytes,
+            memory=self.memory.bodies,
             idle_engine_connections=self.clients.num_idle,
             suspect_requests=len(self.proxy.suspects),
             segment_bytes=self.prompts.segment_bytes,
@@ -264,6 +270,7 @@ class Router:
         helpers = [
             *(asyncio.create_task(run, name=name) for name, run in self.sources.runs()),
             asyncio.create_task(self._prune(), name="prune"),
+            asyncio.create_task(self.memory.run(), name="memory"),
             asyncio.create_task(self._health.run(), name="health watch"),
             *(asyncio.create_task(file.run(), name=name) for name, file in self._files()),
         ]

@@ -122,10 +122,10 @@ class RouterConfig:
         help="memory for the token ids of one stream, about 7 bytes each, in KiB; beyond it the "
         "stream cannot be resumed",
     )
-    max_resume_memory_mib: int = setting(
-        256,
+    max_resume_memory_mib: int | None = setting(
+        None,
         help="memory for the token ids of all streams together, in MiB; beyond it further ones "
-        "cannot be resumed",
+        "cannot be resumed; 256, or an eighth of all memory where that is less, unless told",
     )
     hedge: str = setting(
         "off",
@@ -229,9 +229,23 @@ class RouterConfig:
         help="load reports that engines are asked to send together: the more engines, the less "
         "often each reports, down to once a second; see docs/scale.md",
     )
-    index_mib: int = setting(256, help="memory for the index of what engines hold, in MiB")
+    memory_mib: int | None = setting(
+        None,
+        help="resident memory that the router keeps to, in MiB, by what it takes in: that of its "
+        "container, unless told; see docs/flow-control.md",
+    )
+    index_mib: int | None = setting(
+        None,
+        help="memory for the index of what engines hold, in MiB; 256, or an eighth of all memory "
+        "where that is less, unless told",
+    )
     max_body_mib: int = setting(32, help="largest request body, in MiB; 413 beyond")
-    max_buffered_mib: int = setting(512, help="memory for all request bodies at once, in MiB")
+    max_buffered_mib: int | None = setting(
+        None,
+        help="memory for all requests at once and for what is made of their bodies, in MiB: what "
+        "--memory-mib leaves, or a quarter of a machine without limits, up to 2048, unless told; "
+        "beyond it clients wait, and get 503",
+    )
     max_connections: int = setting(16384, help="client connections at once; 503 beyond")
     header_timeout_s: float = setting(
         10.0, help="seconds that a client may take to send its headers"
@@ -279,7 +293,7 @@ class RouterConfig:
             least_ok = field.name in _MAY_BE_ZERO and value == 0
             if field.name.endswith("_s") and not least_ok and not (0 < value < math.inf):
                 raise ValueError(f"{field.name}: must be above 0, not {value:g}")
-            if field.name.endswith("_mib") and value < 1:
+            if field.name.endswith("_mib") and value is not None and value < 1:
                 raise ValueError(f"{field.name}: must be at least 1, not {value}")
         _ = self.flow_limits, self.objectives
         if self.keys_file is not None and self.admin_port is None:
@@ -331,7 +345,6 @@ class RouterConfig:
         return HttpLimits(
             max_connections=self.max_connections,
             max_body_bytes=self.max_body_mib * _MIB,
-            max_buffered_bytes=self.max_buffered_mib * _MIB,
             head_s=self.header_timeout_s,
             body_s=self.body_timeout_s,
             keep_alive_s=self.keep_alive_s,

@@ -31,6 +31,7 @@ FIXED = frozenset(
         "tls_key",
         "stale_after_s",
         "max_reports_per_s",
+        "memory_mib",
         "index_mib",
         "decisions_kept",
         "log_format",

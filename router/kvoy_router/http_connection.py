@@ -16,20 +16,17 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from kvoy_contract.errors import (
-    ApiError,
-    BadRequest,
-    EngineFailed,
-    PayloadTooLarge,
-    RequestTimeout,
-    Unavailable,
-)
+from kvoy_contract.errors import ApiError, BadRequest, EngineFailed, RequestTimeout, Unavailable
+from kvoy_router.body_memory import REQUEST_BYTES, SMALL_BODY_BYTES
+from kvoy_router.http_body import IncomingBody, say_continue, too_large, too_many
 from kvoy_router.http_message import (
-    ExpectationFailed,
     Headers,
     HeadersTooLarge,
     Request,
+    check_head,
     encode_request_head,
+    refusal_of,
+    without_upgrade,
 )
 from kvoy_router.http_response import Response
 
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WRITE_HIGH_WATER_BYTES = 64 * 1024
-_UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _MAX_HEADERS = 128
 _MAX_PIPELINED = 8
 
@@ -51,11 +47,11 @@ class ServerConnection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_body_length",
-        "_failure",
         "_head_done",
         "_headers",
-        "_max_body_bytes",
+        "_incoming",
         "_parser",
+        "_paused_bytes",
         "_queue",
         "_quiet_bytes",
         "_response",
@@ -65,6 +61,7 @@ class ServerConnection(asyncio.Protocol):
         "deadline",
         "is_discarding",
         "is_write_paused",
+        "max_body_bytes",
         "server",
         "transport",
     )
@@ -82,17 +79,18 @@ class ServerConnection(asyncio.Protocol):
         self._queue: deque[Request | ApiError] = deque()
         self._response: Response | None = None
         self._task: asyncio.Task[None] | None = None
+        self._paused_bytes = 0
         self._reset_message()
 
     def _reset_message(self) -> None:
         self._target = b""
         self._headers: Headers = []
         self._head_done = False
-        self._body: bytes | bytearray = b""
+        self._body = b""
         self._body_length = 0
-        self._max_body_bytes = 0
+        self._incoming: IncomingBody | None = None
+        self.max_body_bytes = 0
         self._quiet_bytes = 0
-        self._failure: ApiError | None = None
         self._upgrade_refused = False
 
     # The transport's callbacks.
@@ -111,6 +109,7 @@ class ServerConnection(asyncio.Protocol):
         self.deadline = math.inf
         self.is_discarding = True
         self._forget_input()
+        self._count_paused(0)
         if self._response is not None:
             self._response.lose()
         if self._task is not None:
@@ -125,12 +124,15 @@ class ServerConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_write_paused = True
         self.deadline = self.server.now_s() + self.server.limits.send_stall_s
+        if self.transport is not None:
+            self._count_paused(self.transport.get_write_buffer_size())
         if self._response is not None:
             self._response.on_pause()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
         self.deadline = math.inf
+        self._count_paused(0)
         if self._response is not None:
             self._response.on_resume()
         elif self.is_discarding:
@@ -149,7 +151,7 @@ class ServerConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            self._refuse(self._failure or BadRequest(f"Malformed HTTP request: {error}"))
+            self._refuse(refusal_of(error))
         else:
             if self._quiet_bytes > self.server.limits.max_head_bytes:
                 self._refuse(HeadersTooLarge("The request's headers are too large."))
@@ -160,21 +162,25 @@ class ServerConnection(asyncio.Protocol):
 
         The parser stops at such a head, so a new one reads it again without the offer.
         """
-        if self._failure is not None or self._upgrade_refused:
-            self._refuse(self._failure or BadRequest("Malformed HTTP request."))
+        if self._upgrade_refused:
+            self._refuse(BadRequest("Malformed HTTP request."))
             return
         assert self._parser is not None
         method, target = self._parser.get_method(), self._target
         if method == b"CONNECT":
             self._refuse(BadRequest("CONNECT is not supported."))
             return
-        headers = [header for header in self._headers if header[0] not in _UPGRADE_HEADERS]
+        headers = without_upgrade(self._headers)
         self._reset_message()
         self._upgrade_refused = True
         self._parser = httptools.HttpRequestParser(self)
         self.data_received(encode_request_head(method, target, headers) + rest)
 
-    # The parser's callbacks. An exception in one ends the connection with `_failure`.
+    @property
+    def is_answering(self) -> bool:
+        return self._response is not None
+
+    # The parser's callbacks. An ApiError in one ends the connection with it.
 
     def on_message_begin(self) -> None:
         if self._response is None:
@@ -187,7 +193,7 @@ class ServerConnection(asyncio.Protocol):
         if self._head_done:
             return  # a trailer: nothing here reads any
         if len(self._headers) >= _MAX_HEADERS:
-            self._fail(HeadersTooLarge(f"The request has more than {_MAX_HEADERS} headers."))
+            raise HeadersTooLarge(f"The request has more than {_MAX_HEADERS} headers.")
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -195,89 +201,59 @@ class ServerConnection(asyncio.Protocol):
         self._head_done = True
         self._quiet_bytes = 0
         limits = self.server.limits
-        self._max_body_bytes = limits.max_body_bytes  # also if that changes while it comes
-        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-        if size > limits.max_head_bytes:
-            self._fail(HeadersTooLarge("The request's headers are too large."))
+        self.max_body_bytes = limits.max_body_bytes  # also if that changes while it comes
         if self._parser.should_upgrade():
             return
-        length = self._framed_length()
+        version = self._parser.get_http_version()
+        length = check_head(self._target, self._headers, version, limits.max_head_bytes)
         if length is not None and length > limits.max_body_bytes:
-            self._fail_body_too_large()
+            raise too_large(limits.max_body_bytes)
         if self._response is None:
             self.deadline = self.server.now_s() + limits.body_s
-        self._answer_expectation(has_body=length != 0)
-
-    def _framed_length(self) -> int | None:
-        """The body's announced length, None for a chunked one; refuses what is ambiguous."""
-        lengths = [value for name, value in self._headers if name == b"content-length"]
-        codings = [value for name, value in self._headers if name == b"transfer-encoding"]
-        if not codings:
-            if len(lengths) > 1:
-                self._fail(BadRequest("More than one Content-Length."))
-            return int(lengths[0]) if lengths else 0
-        assert self._parser is not None
-        if lengths:
-            self._fail(BadRequest("Both Content-Length and Transfer-Encoding."))
-        if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
-            self._fail(BadRequest("The only supported Transfer-Encoding is chunked."))
-        if self._parser.get_http_version() != "1.1":
-            self._fail(BadRequest("Transfer-Encoding needs HTTP/1.1."))
-        return None
-
-    def _answer_expectation(self, has_body: bool) -> None:
-        expectations = [value for name, value in self._headers if name == b"expect"]
-        if not expectations:
-            return
-        if expectations[0].strip().lower() != b"100-continue":
-            self._fail(ExpectationFailed("The only supported Expect is 100-continue."))
-        if has_body and self._response is None and self.transport is not None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if length is None or length > SMALL_BODY_BYTES:
+            self._incoming = IncomingBody(self)
+            if length is not None:
+                self._incoming.ask(length)
+        if length != 0 and any(name == b"expect" for name, _ in self._headers):
+            say_continue(self, self._incoming)
 
     def on_body(self, data: bytes) -> None:
         self._quiet_bytes = 0
-        if self._body_length + len(data) > self._max_body_bytes:
-            self._fail_body_too_large()
-        if not self.server.reserve(len(data)):
-            self._fail(Unavailable("Too many large requests at once.", retry_after_s=1))
         self._body_length += len(data)
-        if not self._body:
+        if self._body_length > self.max_body_bytes:
+            raise too_large(self.max_body_bytes)
+        if self._incoming is None and not self._body:
+            if not self.server.memory.take(len(data)):
+                raise too_many()
             self._body = data
         else:
-            if isinstance(self._body, bytes):
-                self._body = bytearray(self._body)
-            self._body += data
+            if self._incoming is None:
+                self._incoming, self._body = IncomingBody(self, self._body), b""
+            self._incoming.add(data)
         if self._response is None:
             # A sender that keeps to a minimal rate gets more time, a trickling one does not.
-            limits = self.server.limits
-            self.deadline += len(data) / limits.min_body_bytes_per_s
+            self.deadline += len(data) / self.server.limits.min_body_bytes_per_s
 
     def on_message_complete(self) -> None:
         assert self._parser is not None
         if self._parser.should_upgrade():
             return
         self._quiet_bytes = 0
+        if len(self._queue) >= _MAX_PIPELINED:
+            raise BadRequest("Too many pipelined requests.")
         request = Request(
             method=self._parser.get_method().decode("ascii"),
             target=self._target,
             headers=self._headers,
             is_http_1_0=self._parser.get_http_version() == "1.0",
             keep_alive=self._parser.should_keep_alive() and not self._upgrade_refused,
-            body=bytes(self._body),
+            body=self._body,
         )
-        if len(self._queue) >= _MAX_PIPELINED:
-            self._fail(BadRequest("Too many pipelined requests."))
+        if self._incoming is not None:
+            request.body, request.claim = self._incoming.complete()
         self._reset_message()
         self._queue.append(request)
-        self._start_next()
-
-    def _fail_body_too_large(self) -> None:
-        limit = self._max_body_bytes
-        self._fail(PayloadTooLarge(f"The request body is larger than {limit} bytes."))
-
-    def _fail(self, error: ApiError) -> None:
-        self._failure = error
-        raise error
+        self.start_next()
 
     # Requests in order.
 
@@ -285,7 +261,7 @@ class ServerConnection(asyncio.Protocol):
         """Answer `error` after what is already due, read no more, and close."""
         self.is_discarding = True
         self._queue.append(error)
-        self._start_next()
+        self.start_next()
 
     def overdue(self) -> None:
         """The deadline has passed: 408 for half a request, plain closing for an idle client."""
@@ -294,6 +270,9 @@ class ServerConnection(asyncio.Protocol):
             return
         if self.is_write_paused or self.is_discarding:
             self.transport.abort()
+        elif self._waits_for_memory:
+            self._forget_input()
+            self._refuse(too_many())
         elif self._is_receiving:
             self._refuse(RequestTimeout("The request was sent too slowly."))
         else:
@@ -313,13 +292,25 @@ class ServerConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def _start_next(self) -> None:
+    @property
+    def _waits_for_memory(self) -> bool:
+        """Whether the next request is not to be read on, or not to begin, until it has a place."""
+        if self._queue:
+            item = self._queue[0]
+            return isinstance(item, Request) and item.waits
+        return self._incoming is not None and self._incoming.waits
+
+    def start_next(self) -> None:
+        """The first of those that have come begins, unless one is being answered."""
         if self._response is not None or self.transport is None:
             return
         if not self._queue:
             self._await_request()
             return
         self.deadline = math.inf
+        if self._waits_for_memory:
+            self.deadline = self.server.now_s() + self.server.limits.memory_wait_s
+            return
         item = self._queue.popleft()
         if isinstance(item, ApiError):
             response = Response(self, self.transport, None)
@@ -328,6 +319,7 @@ class ServerConnection(asyncio.Protocol):
             self._linger()
             return
         self._response = Response(self, self.transport, item)
+        self.server.memory.used_bytes += REQUEST_BYTES
         self._task = asyncio.get_running_loop().create_task(self._run(item, self._response))
 
     def _await_request(self) -> None:
@@ -353,7 +345,7 @@ class ServerConnection(asyncio.Protocol):
         finally:
             self._task = None
             self._response = None
-            self.server.release(len(request.body))
+            self.server.release(request, REQUEST_BYTES)
             self._after(response)
 
     def _answer_failure(self, response: Response, error: ApiError) -> None:
@@ -366,7 +358,7 @@ class ServerConnection(asyncio.Protocol):
         if self.transport is None or self.transport.is_closing():
             return
         if response.keep_alive:
-            self._start_next()
+            self.start_next()
         else:
             self._linger()
 
@@ -387,7 +379,17 @@ class ServerConnection(asyncio.Protocol):
 
     def _forget_input(self) -> None:
         """Drop what was read and not begun: a partial body and waiting requests."""
-        waiting = sum(len(item.body) for item in self._queue if isinstance(item, Request))
-        self.server.release(self._body_length + waiting)
+        if self._incoming is not None:
+            self._incoming.end()
+        self.server.memory.give_back(len(self._body))
+        for item in self._queue:
+            if isinstance(item, Request):
+                self.server.release(item)
         self._queue.clear()
         self._reset_message()
+
+    def _count_paused(self, num_bytes: int) -> None:
+        """So much is held for a client that reads slowly. Without room for it the client is cut."""
+        self._paused_bytes = self.server.memory.exchange(self._paused_bytes, num_bytes)
+        if self._paused_bytes < num_bytes:
+            self.abort()

@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from kvoy_contract.errors import ApiError
+from kvoy_contract.errors import ApiError, BadRequest
+from kvoy_router.body_memory import Claim
 
 Headers = list[tuple[bytes, bytes]]
 
 JSON_TYPE = (b"content-type", b"application/json")
 
+_UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -41,6 +43,8 @@ class Request:
     is_http_1_0: bool = False
     keep_alive: bool = True
     body: bytes = b""
+    claim: Claim | None = None
+    """The place of a large body; ends with the request."""
     path: str = field(init=False)
     query: bytes = field(init=False)
 
@@ -52,6 +56,11 @@ class Request:
             slash = rest.find(b"/")
             path = rest[slash:] if slash >= 0 else b"/"
         self.path = path.decode("latin-1")
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no place in memory yet."""
+        return self.claim is not None and not self.claim.is_held
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, or None."""
@@ -65,6 +74,50 @@ class Request:
         """The content type without parameters, lower-case; empty when there is none."""
         value = self.header(b"content-type") or b""
         return value.partition(b";")[0].strip().lower().decode("latin-1")
+
+
+def check_head(target: bytes, headers: Headers, version: str, max_bytes: int) -> int | None:
+    """The body's announced length; None for a chunked one.
+
+    Raises HeadersTooLarge, ExpectationFailed, and BadRequest for a length that is ambiguous.
+    """
+    if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > max_bytes:
+        raise HeadersTooLarge("The request's headers are too large.")
+    length = _framed_length(headers, version)
+    expectations = [value for name, value in headers if name == b"expect"]
+    if expectations and expectations[0].strip().lower() != b"100-continue":
+        raise ExpectationFailed("The only supported Expect is 100-continue.")
+    return length
+
+
+def _framed_length(headers: Headers, version: str) -> int | None:
+    lengths = [value for name, value in headers if name == b"content-length"]
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if not codings:
+        if len(lengths) > 1:
+            raise BadRequest("More than one Content-Length.")
+        return int(lengths[0]) if lengths else 0
+    if lengths:
+        raise BadRequest("Both Content-Length and Transfer-Encoding.")
+    if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
+        raise BadRequest("The only supported Transfer-Encoding is chunked.")
+    if version != "1.1":
+        raise BadRequest("Transfer-Encoding needs HTTP/1.1.")
+    return None
+
+
+def refusal_of(parser_error: Exception) -> ApiError:
+    """Of a request that the parser has given up: what its callback raised, or that it is no
+    HTTP."""
+    raised = parser_error.__context__
+    if isinstance(raised, ApiError):
+        return raised
+    return BadRequest(f"Malformed HTTP request: {parser_error}")
+
+
+def without_upgrade(headers: Headers) -> Headers:
+    """Those of a request that no longer offers another protocol."""
+    return [header for header in headers if header[0] not in _UPGRADE_HEADERS]
 
 
 def encode_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -2,7 +2,7 @@
 
 One sweep a fraction of a second apart serves all connections, so that ten thousand idle ones cost
 no timers. Memory that clients can make the server hold is bounded: connections, bytes of a head,
-bytes of one body, bytes of all bodies together."""
+bytes of one body, and of all requests together (`body_memory`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from email.utils import formatdate
 from typing import Any
 
 from kvoy_contract.errors import ApiError
+from kvoy_router.body_memory import BodyMemory, Budget
 from kvoy_router.http_connection import ServerConnection
 from kvoy_router.http_message import Request
 from kvoy_router.http_response import Response
@@ -21,6 +22,8 @@ from kvoy_router.http_response import Response
 Handler = Callable[[Request, Response], Awaitable[None]]
 
 _BACKLOG = 4096
+_MEMORY_BYTES = 512 * 1024 * 1024
+"""For requests, unless told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,13 @@ class HttpLimits:
     max_connections: int = 16_384
     max_head_bytes: int = 32 * 1024
     max_body_bytes: int = 32 * 1024 * 1024
-    max_buffered_bytes: int = 512 * 1024 * 1024
-    """Of all request bodies held at once."""
     head_s: float = 10.0
     """From a request's first byte to the end of its head."""
     body_s: float = 30.0
     """For a body, besides one second for every `min_body_bytes_per_s` that came."""
     min_body_bytes_per_s: float = 16 * 1024
+    memory_wait_s: float = 10.0
+    """Until there is room for a large body."""
     keep_alive_s: float = 75.0
     """An idle connection is kept so long; longer than the usual client's pool keeps it."""
     send_stall_s: float = 60.0
@@ -57,14 +60,16 @@ class HttpServer:
         handler: Handler,
         limits: HttpLimits,
         on_refused: Callable[[ApiError], None] = lambda error: None,
+        memory: BodyMemory | None = None,
     ) -> None:
-        """`on_refused` hears of requests that never reached the handler."""
+        """`on_refused` hears of requests that never reached the handler; `memory` is shared with
+        other servers."""
         self.handler = handler
         self.limits = limits
         self.on_refused = on_refused
         self.is_draining = False
         self.date = b""
-        self.buffered_bytes = 0
+        self.memory = memory or BodyMemory(Budget(_MEMORY_BYTES, _MEMORY_BYTES))
         self._connections: set[ServerConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -104,15 +109,13 @@ class HttpServer:
         if not self._connections:
             self._empty.set()
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Take memory for body bytes; False (and nothing taken) beyond the limit."""
-        if self.buffered_bytes + num_bytes > self.limits.max_buffered_bytes:
-            return False
-        self.buffered_bytes += num_bytes
-        return True
-
-    def release(self, num_bytes: int) -> None:
-        self.buffered_bytes -= num_bytes
+    def release(self, request: Request, num_bytes: int = 0) -> None:
+        """Nothing is held of this request any more: neither its body, nor `num_bytes` besides."""
+        if request.claim is None:
+            num_bytes += len(request.body)
+        else:
+            request.claim.end()
+        self.memory.give_back(num_bytes)
 
     async def drain(self, timeout_s: float) -> bool:
         """Accept no more, let requests end, then cut what is left. True if nothing was cut."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvoy_router.body_memory import BodyMemory
 from kvoy_router.endpoint import Endpoint, Knowledge
 from kvoy_router.pool import Pool
 
@@ -17,7 +18,7 @@ class ServerGauges:
     """What the HTTP surfaces hold and what discovery knows at the moment of a scrape."""
 
     connections: int
-    buffered_bytes: int
+    memory: BodyMemory
     idle_engine_connections: int
     suspect_requests: int = 0
     segment_bytes: int = 0
@@ -52,9 +53,20 @@ class StateGauges(Collector):
 
     def _server_gauges(self) -> Iterator[Metric]:
         server, index = self._server(), self._pool.index
+        memory = server.memory
         for name, text, value in (
             ("client_connections", "Open client connections", server.connections),
-            ("buffered_request_bytes", "Request bodies held in memory", server.buffered_bytes),
+            (
+                "buffered_request_bytes",
+                "Memory of requests, as counted: bodies and what is made of them",
+                memory.used_bytes,
+            ),
+            ("buffered_request_bytes_limit", "The bound of that memory now", memory.max_bytes),
+            (
+                "waiting_request_bodies",
+                "Large requests that wait for room in that memory",
+                memory.num_waiting,
+            ),
             (
                 "idle_engine_connections",
                 "Kept connections to engines",

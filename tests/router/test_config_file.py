@@ -89,7 +89,7 @@ LIVE: dict[str, tuple[Any, Callable[[Router], object], object]] = {
     "idle_timeout_s": (7.5, lambda r: r.clients.limits.idle_s, 7.5),
     "engine_keep_alive_s": (7.5, lambda r: r.clients.limits.keep_alive_s, 7.5),
     "max_body_mib": (7, lambda r: r.server.limits.max_body_bytes, 7 * 1024 * 1024),
-    "max_buffered_mib": (7, lambda r: r.server.limits.max_buffered_bytes, 7 * 1024 * 1024),
+    "max_buffered_mib": (7, lambda r: r.memory.balance.told_bytes, 7 * 1024 * 1024),
     "max_connections": (7, lambda r: r.server.limits.max_connections, 7),
     "header_timeout_s": (7.5, lambda r: r.server.limits.head_s, 7.5),
     "body_timeout_s": (7.5, lambda r: r.server.limits.body_s, 7.5),

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvoy_router.body_memory import REQUEST_BYTES, BodyMemory, Budget
+from kvoy_router.http_body import place_bytes
 from kvoy_router.http_message import JSON_TYPE, Request
 from kvoy_router.http_response import Response
 from kvoy_router.http_server import Handler, HttpLimits, HttpServer
@@ -23,9 +25,10 @@ async def echo(request: Request, response: Response) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    handler: Handler = echo, limits: HttpLimits = LIMITS
+    handler: Handler = echo, limits: HttpLimits = LIMITS, memory_bytes: int = 512 * 1024 * 1024
 ) -> AsyncIterator[HttpServer]:
-    server = HttpServer(handler, limits)
+    memory = BodyMemory(Budget(now=memory_bytes, most=memory_bytes))
+    server = HttpServer(handler, limits, memory=memory)
     await server.listen("127.0.0.1", 0)
     try:
         yield server
@@ -194,31 +197,195 @@ async def test_a_100_mb_body_is_refused_before_it_is_held() -> None:
             for _ in range(100):
                 writer.write(piece)
                 await writer.drain()
-                most = max(most, server.buffered_bytes)
+                most = max(most, server.memory.used_bytes)
         assert await read_status(reader) == 413
         writer.close()
         await eventually(lambda: server.num_connections == 0)
-        assert server.buffered_bytes == 0
+        assert server.memory.used_bytes == 0
 
-    assert most <= LIMITS.max_body_bytes
+    assert most <= place_bytes(LIMITS.max_body_bytes)
 
 
 async def test_memory_for_all_bodies_together_is_bounded() -> None:
-    async with serving(limits=replace(LIMITS, max_buffered_bytes=1000)) as server:
+    async with serving(memory_bytes=1000) as server:
         writers = []
         for _ in range(2):
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(POST + b"content-length: 500\r\n\r\n" + b"x" * 450)
             writers.append(writer)
-        await eventually(lambda: server.buffered_bytes == 900)
+        await eventually(lambda: server.memory.used_bytes == 900)
 
         answer = await talk(server, POST + b"content-length: 200\r\n\r\n" + b"x" * 200)
         for writer in writers:
             writer.close()
-        await eventually(lambda: server.buffered_bytes == 0)
+        await eventually(lambda: server.memory.used_bytes == 0)
 
     assert status_of(answer) == 503
     assert b"retry-after: 1\r\n" in answer
+
+
+ROOM_FOR_ONE = 16 * 110_000
+"""For requests: 5/16 for the places of large bodies, which is one of 100 kB; and 1/16 for what has
+come of others."""
+LARGE = b"x" * 100_000
+
+
+def large(ending: bytes = CLOSE) -> bytes:
+    return POST + ending + b"content-length: %d\r\n\r\n" % len(LARGE)
+
+
+@contextlib.asynccontextmanager
+async def one_large_request_under_way(
+    limits: HttpLimits = LIMITS,
+) -> AsyncIterator[tuple[HttpServer, asyncio.Event]]:
+    """It ends when the event is set."""
+    may_end = asyncio.Event()
+
+    async def hold(request: Request, response: Response) -> None:
+        if request.path == "/a":
+            await may_end.wait()
+        response.send(200, [], b"%d" % len(request.body))
+
+    async with serving(hold, limits, memory_bytes=ROOM_FOR_ONE) as server:
+        first = asyncio.create_task(talk(server, large() + LARGE))
+        await eventually(lambda: server.memory.held.used_bytes)
+        try:
+            yield server, may_end
+        finally:
+            may_end.set()
+            assert status_of(await first) == 200
+            await eventually(lambda: server.num_connections == 0)
+            assert server.memory.used_bytes == 0
+            assert server.memory.num_waiting == 0
+
+
+@pytest.mark.parametrize("piece", [b"", LARGE[:50_000], LARGE], ids=["none", "half", "all"])
+async def test_a_large_body_waits_for_room_and_small_requests_pass(piece: bytes) -> None:
+    """Whatever has come of it."""
+    async with one_large_request_under_way() as (server, may_end):
+        second = asyncio.create_task(talk(server, large() + piece, LARGE[len(piece) :]))
+        await eventually(lambda: server.memory.held.num_waiting == 1)
+        small = await talk(
+            server, POST.replace(b"/a", b"/b") + CLOSE + b"content-length: 2\r\n\r\nhi"
+        )
+        assert not second.done()
+
+        may_end.set()
+        answer = await second
+
+    assert (status_of(small), status_of(answer)) == (200, 200)
+    assert answer.endswith(b"100000")
+
+
+async def test_a_large_body_that_finds_no_room_in_time_is_refused() -> None:
+    limits = replace(LIMITS, memory_wait_s=0.05)
+
+    async with one_large_request_under_way(limits) as (server, _):
+        unread = await talk(server, large(), LARGE)
+        read = await talk(server, large() + LARGE)
+
+    for answer in (unread, read):
+        assert status_of(answer) == 503
+        assert b"retry-after: 1\r\n" in answer
+
+
+async def test_a_client_that_leaves_while_it_waits_for_room_leaves_nothing_behind() -> None:
+    async with one_large_request_under_way() as (server, _):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(large() + LARGE[:10])
+        await eventually(lambda: server.memory.num_waiting == 1)
+        writer.transport.abort()
+
+
+async def test_what_comes_of_bodies_without_room_is_bounded() -> None:
+    """The first read of a large body may bring much of it. A sixteenth of the memory is for that,
+    and who finds it full is refused at once."""
+    async with one_large_request_under_way() as (server, may_end):
+        waiting = asyncio.create_task(talk(server, large() + LARGE[:60_000]))
+        await eventually(lambda: server.memory.unread.used_bytes)
+        refused = await talk(server, large() + LARGE[:60_000])
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        may_end.set()
+
+    assert status_of(refused) == 503
+
+
+async def test_a_body_for_which_there_is_never_room_is_refused_by_its_size() -> None:
+    async with serving(memory_bytes=ROOM_FOR_ONE) as server:
+        answer = await talk(server, POST + b"content-length: 200000\r\n\r\n")
+
+    assert status_of(answer) == 413
+    assert b"larger than 169230 bytes, for which this router has memory" in answer
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on_when_there_is_room() -> None:
+    async with one_large_request_under_way() as (server, may_end):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(large(CLOSE + b"expect: 100-continue\r\n"))
+        await eventually(lambda: server.memory.num_waiting == 1)
+        may_end.set()
+        interim = await reader.readuntil(b"\r\n\r\n")
+        writer.write(LARGE)
+        answer = await reader.read()
+        writer.close()
+
+    assert interim == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert status_of(answer) == 200
+
+
+async def test_a_chunked_body_takes_the_place_of_the_largest_until_its_size_is_known() -> None:
+    chunked = POST + CLOSE + b"transfer-encoding: chunked\r\n\r\n"
+
+    async with serving(memory_bytes=ROOM_FOR_ONE) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(chunked + b"%x\r\n%b\r\n" % (70_000, LARGE[:70_000]))
+        await eventually(lambda: server.memory.held.used_bytes)
+        taken = server.memory.held.used_bytes
+        writer.write(b"1\r\nx\r\n0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        await eventually(lambda: server.num_connections == 0)
+        left = server.memory.used_bytes
+        too_much = await talk(server, chunked + b"%x\r\n%b\r\n" % (200_000, LARGE + LARGE))
+
+    assert answer.endswith(LARGE[:70_001])
+    assert (taken, left) == (place_bytes(169230), 0)
+    assert status_of(too_much) == 413
+
+
+async def test_a_running_request_counts_beside_its_body() -> None:
+    seen = []
+
+    async def look(request: Request, response: Response) -> None:
+        seen.append(server.memory.used_bytes)
+        response.send(200, [], b"")
+
+    async with serving(look) as server:
+        await talk(server, POST + CLOSE + b"content-length: 3\r\n\r\nabc")
+        assert server.memory.used_bytes == 0
+
+    assert seen == [REQUEST_BYTES + 3]
+
+
+@pytest.mark.parametrize(("memory_bytes", "is_cut"), [(16_000_000, False), (100_000, True)])
+async def test_a_client_that_reads_slowly_is_counted_and_cut_without_room(
+    memory_bytes: int, is_cut: bool
+) -> None:
+    async def talkative(request: Request, response: Response) -> None:
+        response.send(200, [], b"x" * 8_000_000)
+        most.append(server.memory.used_bytes)
+
+    most: list[int] = []
+    answer = b""
+    async with serving(talkative, memory_bytes=memory_bytes) as server:
+        with contextlib.suppress(ConnectionError):
+            answer = await talk(server, b"GET / HTTP/1.1\r\nhost: x\r\n" + CLOSE + b"\r\n")
+        await eventually(lambda: server.num_connections == 0)
+        assert server.memory.used_bytes == 0
+
+    assert (len(answer) < 8_000_000) == is_cut
+    assert (most[0] > 1_000_000) != is_cut
 
 
 async def test_expect_100_continue_is_answered_before_the_body_comes() -> None:
@@ -444,7 +611,7 @@ async def test_draining_waits_for_the_rest_of_a_request() -> None:
     async with serving() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(POST + b"content-length: 5\r\n\r\nhe")
-        await eventually(lambda: server.buffered_bytes > 0)
+        await eventually(lambda: server.memory.used_bytes > 0)
 
         draining = asyncio.create_task(server.drain(10))
         await eventually(lambda: server.is_draining)

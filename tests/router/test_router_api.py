@@ -529,6 +529,6 @@ async def test_churn_of_prompts_and_engines_leaves_nothing_behind(
 
         assert len(router.pool.endpoints) == 0
         assert len(router.pool.assumed) == 0
-        assert router.server.buffered_bytes == 0
+        assert router.memory.bodies.used_bytes == 0
         assert engine.address not in router.metrics.expose().decode()
         router.pool.check_integrity()

@@ -1,0 +1,138 @@
+"""A request body that comes in pieces: a large one has a place in memory before it is read.
+
+Until then its client is not read from, which stops it through TCP; what had come in the same read
+as the head is kept. A body that announces no length asks for the place of the largest one when it
+turns out to be large.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvoy_contract.errors import ApiError, PayloadTooLarge, Unavailable
+from kvoy_router.body_memory import SMALL_BODY_BYTES, Claim
+
+if TYPE_CHECKING:
+    from kvoy_router.http_connection import ServerConnection
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def place_bytes(body_bytes: int) -> int:
+    """For a body that is read: itself, with what a growing one takes in advance; once more, when it
+    is put together or changed; and as much for the token ids."""
+    return body_bytes * 13 // 4
+
+
+def _largest_body(place_bytes: int) -> int:
+    return place_bytes * 4 // 13
+
+
+class IncomingBody:
+    __slots__ = ("_connection", "_data", "_is_complete", "_memory", "claim", "owes_continue")
+
+    def __init__(self, connection: ServerConnection, data: bytes = b"") -> None:
+        """`data`: what has come, and is counted."""
+        self._connection = connection
+        self._memory = connection.server.memory
+        self._data = bytearray(data)
+        self._is_complete = False
+        self.claim: Claim | None = None
+        """None while it is a small one, as far as is known."""
+        self.owes_continue = False
+        """Whether the client waits for a word before it sends the body."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether its client is not read from."""
+        return self.claim is not None and not self.claim.is_held
+
+    def ask(self, body_bytes: int) -> None:
+        """For a place; if there is none now, the client is read from later. Raises PayloadTooLarge
+        for so large a body, and Unavailable when there is no room even for what has come of it."""
+        num_bytes, held = place_bytes(body_bytes), self._memory.held
+        if num_bytes > held.most_bytes:
+            raise PayloadTooLarge(
+                f"The request body of {body_bytes} bytes is larger than "
+                f"{_largest_body(held.most_bytes)} bytes, for which this router has memory."
+            )
+        self.claim = held.claim(num_bytes, self._begin)
+        self._memory.give_back(len(self._data))
+        if not self.claim.is_held:
+            self._stop_reading()
+            self.claim.meanwhile = unread = self._memory.unread.claim(len(self._data))
+            if not unread.is_held:
+                raise too_many()
+
+    def add(self, data: bytes) -> None:
+        """Raises as `ask`."""
+        num_bytes = len(self._data) + len(data)
+        if self.claim is None:
+            if not self._memory.take(len(data)):
+                raise too_many()
+        elif self.claim.meanwhile is not None and not self.claim.meanwhile.resize(num_bytes):
+            raise too_many()
+        self._data += data
+        if self.claim is None and num_bytes > SMALL_BODY_BYTES:
+            self._ask_for_largest()
+
+    def complete(self) -> tuple[bytes, Claim | None]:
+        """The body and its place, held or not. None: it was small, and is counted as those are."""
+        body = bytes(self._data)
+        self._data = bytearray()
+        self._is_complete = True
+        if self.claim is not None:
+            self.claim.resize(place_bytes(len(body)))
+        return body, self.claim
+
+    def end(self) -> None:
+        """It is not to be read any more."""
+        if self.claim is None:
+            self._memory.give_back(len(self._data))
+        else:
+            if self.waits and self._connection.transport is not None:
+                self._connection.transport.resume_reading()  # whatever still comes is thrown away
+            self.claim.end()
+
+    def _ask_for_largest(self) -> None:
+        """It may become as large as the largest for which there is ever room."""
+        connection = self._connection
+        largest = min(connection.max_body_bytes, _largest_body(self._memory.held.most_bytes))
+        connection.max_body_bytes = largest
+        self.ask(largest)
+
+    def _stop_reading(self) -> None:
+        connection = self._connection
+        if connection.transport is not None:
+            connection.transport.pause_reading()
+        if not connection.is_answering:
+            server = connection.server
+            connection.deadline = server.now_s() + server.limits.memory_wait_s
+
+    def _begin(self) -> None:
+        connection = self._connection
+        if connection.transport is None:
+            return
+        if self.owes_continue:
+            connection.transport.write(_CONTINUE)
+        connection.transport.resume_reading()
+        if self._is_complete:
+            connection.start_next()
+        elif not connection.is_answering:
+            connection.deadline = connection.server.now_s() + connection.server.limits.body_s
+
+
+def say_continue(connection: ServerConnection, body: IncomingBody | None) -> None:
+    """To a client that waits for a word before it sends the body: now, or when it has a place."""
+    if body is not None and body.waits:
+        body.owes_continue = True
+    elif not connection.is_answering and connection.transport is not None:
+        connection.transport.write(_CONTINUE)
+
+
+def too_large(max_bytes: int) -> ApiError:
+    return PayloadTooLarge(f"The request body is larger than {max_bytes} bytes.")
+
+
+def too_many() -> ApiError:
+    return Unavailable("Too many large requests at once.", retry_after_s=1)
