@@ -62,8 +62,13 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode(envelope: Envelope, body: bytes) -> bytes:
+    return encode_head(envelope) + body
+
+
+def encode_head(envelope: Envelope) -> bytes:
+    """What stands before the client's body, which may be large."""
     head = _encoder.encode(envelope)
-    return len(head).to_bytes(4, "little") + head + body
+    return len(head).to_bytes(4, "little") + head
 
 
 def decode(data: bytes) -> tuple[Envelope, bytes]:

@@ -165,6 +165,11 @@ class Api:
         return names[0]
 
     async def _tokenize(self, request: Request, client: Client, response: Response) -> None:
+        dispatcher, body = self._dispatcher, request.body
+        async with dispatcher.room_to_decode(request.path, body), dispatcher.room_to_tokenize(body):
+            await self._tokenize_in_room(request, client, response)
+
+    async def _tokenize_in_room(self, request: Request, client: Client, response: Response) -> None:
         parsed = await self._dispatcher.decode(parse_tokenize, request.body)
         encoder, info = self._dispatcher.encoder_for(self._model_or_only(parsed.model, client))
 
@@ -185,6 +190,12 @@ class Api:
         response.send(200, [JSON_TYPE], answer)
 
     async def _detokenize(self, request: Request, client: Client, response: Response) -> None:
+        async with self._dispatcher.room_to_decode(request.path, request.body):
+            await self._detokenize_in_room(request, client, response)
+
+    async def _detokenize_in_room(
+        self, request: Request, client: Client, response: Response
+    ) -> None:
         parsed = await self._dispatcher.decode(parse_detokenize, request.body)
         encoder, _ = self._dispatcher.encoder_for(self._model_or_only(parsed.model, client))
 

@@ -97,7 +97,12 @@ class Router:
         self.clients = ClientPool(config.client_limits)
         self.breakers = Breakers(_breaker_limits(config))
         self.dispatcher = Dispatcher(
-            self.pool, self.prompts, self.breakers, self._now_s, config.decisions_kept
+            self.pool,
+            self.prompts,
+            self.breakers,
+            self._now_s,
+            self.memory.bodies,
+            config.decisions_kept,
         )
         self._budgets = (
             RetryBudget(config.retry_share, config.retry_burst),
@@ -244,6 +249,7 @@ class Router:
             suspect_requests=len(self.proxy.suspects),
             segment_bytes=self.prompts.segment_bytes,
             known_prefix_bytes=self.prompts.known_prefix_bytes,
+            prompts_not_encoded=self.dispatcher.num_not_encoded,
             has_kubernetes=self.sources.has_kubernetes,
             has_fleet=self.sources.has_fleet,
             has_keys=None if self.keys_file is None else self.keys_file.error is None,

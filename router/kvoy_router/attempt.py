@@ -109,13 +109,14 @@ class Attempts:
     async def open(self, attempt: Attempt) -> Exchange | Refusal:
         """Ask the engine until its answer begins, or all of its refusal is here. Nothing reaches
         the client. Raises UpstreamError."""
-        headers, body = self._upstream_request(attempt)
+        headers, prefix = self._upstream_request(attempt)
         exchange = await self._clients.request(
             attempt.decision.endpoint.address,
             b"POST",
             attempt.job.path.encode(),
             headers,
-            body,
+            attempt.job.body,
+            prefix=prefix,
             is_stream=attempt.job.is_stream,
         )
         if exchange.status == 200:
@@ -143,6 +144,7 @@ class Attempts:
         return headers
 
     def _upstream_request(self, attempt: Attempt) -> tuple[Headers, bytes]:
+        """Headers, and what stands before the client's body."""
         job, decision = attempt.job, attempt.decision
         headers = [h for h in attempt.request.headers if h[0] in _FORWARDED_REQUEST_HEADERS]
         if attempt.span is not None:
@@ -150,7 +152,7 @@ class Attempts:
         headers.append((_REQUEST_ID_NAME, job.request_id.encode()))
         info, secret = decision.endpoint.info, decision.endpoint.origin.secret
         if info is None or not info.takes_envelope or not secret:
-            return [JSON_TYPE, *headers], job.body
+            return [JSON_TYPE, *headers], b""
         headers.append(_ENVELOPE_TYPE)
         headers.append((_SECRET_NAME, secret.encode()))
         progress = attempt.progress if attempt.is_resumable else None

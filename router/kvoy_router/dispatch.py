@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,18 +26,23 @@ from kvoy_contract.openai import (
 from kvoy_contract.prompt import PromptEncoder
 from kvoy_router.access import ANYBODY, Client, with_client
 from kvoy_router.affinity import affinity_of
+from kvoy_router.body_cost import encoding_bytes, tokenizing_bytes
+from kvoy_router.body_memory import SMALL_BODY_BYTES, BodyMemory, Claim
+from kvoy_router.body_work import room_for, room_to_decode
 from kvoy_router.breaker import Breakers, pick_around
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, EngineInfo
 from kvoy_router.loop_share import LoopShare
 from kvoy_router.pool import Pool
-from kvoy_router.prompts import EncodedPrompt, Hashing, Prompts, guess
+from kvoy_router.prompts import INLINE_BODY_BYTES, EncodedPrompt, Hashing, Prompts, guess
 from kvoy_router.request import InferenceRequest
 from kvoy_router.stream_progress import StreamProgress
 
 T = TypeVar("T")
 
 _LARGE_BODY_BYTES = 64 * 1024
+_HASH_BYTES = 65
+"""Of a block hash and its place in a tuple."""
 _UNUSED_STRIDE = 64
 """Of a request without hashes."""
 
@@ -64,8 +70,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
         progress: StreamProgress | None = None,
         priority: int = 0,
     ) -> bytes:
-        """The body for an engine that takes envelopes; with `progress` it says its token ids, and
-        goes on where the progress says so."""
+        """What stands before the body for an engine that takes envelopes; with `progress` it says
+        its token ids, and goes on where the progress says so."""
         envelope = envelopes.Envelope(
             router_id=router_id,
             number=decision.lease.number,
@@ -81,7 +87,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
             created=0 if progress is None else progress.created,
             priority=priority or None,
         )
-        return envelopes.encode(envelope, self.body)
+        return envelopes.encode_head(envelope)
 
 
 class Dispatcher:
@@ -93,6 +99,7 @@ class Dispatcher:
         prompts: Prompts,
         breakers: Breakers,
         now_s: Callable[[], float],
+        memory: BodyMemory,
         decisions_kept: int = 1000,
     ) -> None:
         self._pool = pool
@@ -101,6 +108,19 @@ class Dispatcher:
         self._now_s = now_s
         self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
         self._large_bodies = LoopShare()
+        self._memory = memory
+        self.num_not_encoded = 0
+        """Prompts that are too long for the memory there is: their engines encode them."""
+
+    def room_to_decode(self, path: str, body: bytes) -> AbstractAsyncContextManager[None]:
+        """See `body_work`."""
+        return room_to_decode(self._memory, body, has_ids=path != CHAT_COMPLETIONS_PATH)
+
+    def room_to_tokenize(self, body: bytes) -> AbstractAsyncContextManager[None]:
+        """Likewise, for the token ids of all of it and an answer with them."""
+        if len(body) <= SMALL_BODY_BYTES:
+            return nullcontext()
+        return room_for(self._memory.encoding, tokenizing_bytes(body))
 
     async def decode(self, parse: Callable[[bytes], T], body: bytes) -> T:
         """Raises as `parse`. Large bodies take turns, see `LoopShare`."""
@@ -108,10 +128,21 @@ class Dispatcher:
             return parse(body)
         return await self._large_bodies.run(lambda: parse(body))
 
-    async def prepare(
+    def prepare(
         self, path: str, body: bytes, request_id: str, client: Client = ANYBODY
+    ) -> Awaitable[Job]:
+        """Raises BadRequest, Forbidden, ModelNotFound, PayloadTooLarge or Unavailable."""
+        if len(body) <= INLINE_BODY_BYTES:
+            return self._prepare(path, body, request_id, client)
+        return self._prepare_in_room(path, body, request_id, client)
+
+    async def _prepare_in_room(
+        self, path: str, body: bytes, request_id: str, client: Client
     ) -> Job:
-        """Raises BadRequest, Forbidden, ModelNotFound or Unavailable."""
+        async with self.room_to_decode(path, body):
+            return await self._prepare(path, body, request_id, client)
+
+    async def _prepare(self, path: str, body: bytes, request_id: str, client: Client) -> Job:
         request: ChatCompletionRequest | CompletionRequest
         if path == CHAT_COMPLETIONS_PATH:
             request = await self.decode(parse_chat, body)
@@ -165,7 +196,16 @@ class Dispatcher:
         hashing = Hashing(
             info.model_identity, info.block_size, info.hash_stride, info.max_model_len or None
         )
-        return await self._prompts.encode(request, info.tokenizer_digest, hashing, body_bytes)
+        digest = info.tokenizer_digest
+        if body_bytes <= SMALL_BODY_BYTES or self._prompts.get(digest) is None:
+            return await self._prompts.encode(request, digest, hashing, body_bytes)
+        self._prompts.check_length(request, digest, hashing)  # before it waits
+        num_bytes = encoding_bytes(request, body_bytes)
+        if num_bytes > self._memory.encoding.max_bytes:
+            self.num_not_encoded += 1
+            return guess(body_bytes)
+        async with room_for(self._memory.encoding, num_bytes):
+            return await self._prompts.encode(request, digest, hashing, body_bytes)
 
     def pick(self, job: Job, exclude: frozenset[str]) -> Decision:
         """Raises as `Pool.pick`; whoever called it releases the decision's lease."""
@@ -217,6 +257,20 @@ class Dispatcher:
             if request_id is None or decision.request_id == request_id
         )
         return [decision.to_dict() for decision, _ in zip(found, range(limit), strict=False)]
+
+
+def settled(job: Job, body: bytes, claim: Claim | None) -> Job:
+    """From now on the place of its client's `body` is as large as what is held to its end. Where
+    the token ids find no room in it, its engine encodes the prompt again."""
+    if claim is None:
+        return job
+    held = len(body) + (0 if job.body is body else len(job.body))
+    held += _HASH_BYTES * len(job.prompt.hashes)
+    if claim.resize(held + 2 * len(job.prompt.packed)):  # they are in the envelope too
+        return job
+    claim.resize(held)
+    prompt = msgspec.structs.replace(job.prompt, packed=b"", digest="")
+    return msgspec.structs.replace(job, prompt=prompt)
 
 
 def says_token_ids(endpoint: Endpoint) -> bool:

@@ -152,9 +152,10 @@ class ClientPool:
         headers: Headers,
         body: bytes = b"",
         *,
+        prefix: bytes = b"",
         is_stream: bool = False,
     ) -> Exchange:
-        """Send a request and wait for the answer's head.
+        """Send a request, whose body begins with `prefix`, and wait for the answer's head.
 
         A kept connection that the engine closes at once, before any byte of the answer, was most
         likely closed while the request was on its way; it is sent once more, on a new connection.
@@ -164,16 +165,16 @@ class ClientPool:
         """
         lines = [(b"host", address.encode()), *headers]
         if body or method == b"POST":
-            lines.append((b"content-length", b"%d" % len(body)))
-        head = encode_request_head(method, target, lines)
+            lines.append((b"content-length", b"%d" % (len(prefix) + len(body))))
+        parts = (encode_request_head(method, target, lines), prefix, body)
         limits = self.limits
         limit_s = limits.first_byte_s if is_stream else limits.whole_answer_s
         kept = self._take(address)
         if kept is None:
             fresh = await self._connect(address)
-            return await self._exchange(address, fresh, head, body, limit_s, limits.idle_s)
+            return await self._exchange(address, fresh, parts, limit_s, limits.idle_s)
         try:
-            return await self._exchange(address, kept, head, body, limit_s, limits.idle_s)
+            return await self._exchange(address, kept, parts, limit_s, limits.idle_s)
         except ConnectionBroken as broken:
             if kept.num_bytes or self._loop.time() - kept.begun_s > _ON_ITS_WAY_S:
                 raise
@@ -181,14 +182,13 @@ class ClientPool:
                 fresh = await self._connect(address)
             except ConnectFailed:
                 raise broken from None
-        return await self._exchange(address, fresh, head, body, limit_s, limits.idle_s)
+        return await self._exchange(address, fresh, parts, limit_s, limits.idle_s)
 
     async def _exchange(
         self,
         address: str,
         connection: UpstreamConnection,
-        head: bytes,
-        body: bytes,
+        parts: tuple[bytes, ...],
         limit_s: float,
         idle_s: float,
     ) -> Exchange:
@@ -197,7 +197,7 @@ class ClientPool:
             self._looking = self._loop.call_later(_LOOK_S, self._look)
         try:
             with TimeLimit(limit_s):
-                await connection.write(head, body)
+                await connection.write(parts)
                 await connection.head
         except BaseException as error:
             self._forget_busy(address, connection)

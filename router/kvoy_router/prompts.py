@@ -23,11 +23,14 @@ from kvoy_contract.blocks import (
 from kvoy_contract.known_prefixes import KnownPrefix
 from kvoy_contract.openai import ChatCompletionRequest, CompletionRequest
 from kvoy_contract.prompt import PromptEncoder, TokenizerFiles
+from kvoy_router.router_memory import return_free_memory
 
 T = TypeVar("T")
 
 INLINE_BODY_BYTES = 4096
 """Up to so much, encoding takes less than switching to a thread and back."""
+_LARGE_BODY_BYTES = 256 * 1024
+"""To encode more leaves tens of megabytes free that the C library would keep."""
 _NUM_THREADS = 2
 _MAX_NOTES = 8
 """Tenants whose hashes are kept with one beginning of a prompt."""
@@ -101,7 +104,14 @@ class Prompts:
 
     async def aside(self, work: Callable[[], T]) -> T:
         """As `in_thread`, for what is no request to an engine: prompts find their threads free."""
-        return await asyncio.get_running_loop().run_in_executor(self._side_thread, work)
+
+        def clean_work() -> T:
+            try:
+                return work()
+            finally:
+                return_free_memory()
+
+        return await asyncio.get_running_loop().run_in_executor(self._side_thread, clean_work)
 
     async def encode(
         self,
@@ -118,7 +128,25 @@ class Prompts:
         if body_bytes <= INLINE_BODY_BYTES:
             return encode(request, encoder, digest, hashing)
         encoder.check_length(request, hashing.max_model_len)  # before it waits for a thread
-        return await self.in_thread(lambda: encode(request, encoder, digest, hashing))
+
+        def work() -> EncodedPrompt:
+            try:
+                return encode(request, encoder, digest, hashing)
+            finally:
+                if body_bytes > _LARGE_BODY_BYTES:
+                    return_free_memory()
+
+        return await self.in_thread(work)
+
+    def check_length(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        digest: str,
+        hashing: Hashing,
+    ) -> None:
+        """Raises ContextLengthExceeded for what is far too long."""
+        if (encoder := self._encoders.get(digest)) is not None:
+            encoder.check_length(request, hashing.max_model_len)
 
     def close(self) -> None:
         for threads in (self._threads, self._side_thread):

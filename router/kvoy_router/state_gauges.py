@@ -23,6 +23,7 @@ class ServerGauges:
     suspect_requests: int = 0
     segment_bytes: int = 0
     known_prefix_bytes: int = 0
+    prompts_not_encoded: int = 0
     has_kubernetes: bool | None = None
     """Whether the Kubernetes API answers; None where it is not used."""
     has_fleet: bool | None = None
@@ -96,6 +97,11 @@ class StateGauges(Collector):
             ),
         ):
             yield GaugeMetricFamily(f"kvoy_router_{name}", text, value)
+        yield CounterMetricFamily(
+            "kvoy_router_prompts_not_encoded",
+            "Prompts too long for this router's memory: their engines encode them",
+            server.prompts_not_encoded,
+        )
         yield CounterMetricFamily(
             "kvoy_router_load_reports",
             "Load reports of engines; --max-reports-per-s bounds their rate",

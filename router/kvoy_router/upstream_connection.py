@@ -290,15 +290,15 @@ class UpstreamConnection(asyncio.BaseProtocol):
             if self.is_open and self.transport is not None:
                 self.transport.resume_reading()
 
-    async def write(self, head: bytes, body: bytes) -> None:
-        """Send a request; returns when the socket has taken most of it, or when the connection is
-        lost, which `head` then says."""
+    async def write(self, parts: tuple[bytes, ...]) -> None:
+        """Send a request, the last part its body; returns when the socket has taken most of it, or
+        when the connection is lost, which `head` then says."""
         if self.transport is None:
             return
-        if len(body) < _EARLY_BODY_BYTES:
-            self.transport.write(head + body)
+        if len(parts[-1]) < _EARLY_BODY_BYTES:
+            self.transport.write(b"".join(parts))
         else:
-            self.transport.writelines((head, body))
+            self.transport.writelines(parts)
         await self._can_write.wait()
 
     def close(self) -> None:

@@ -1,0 +1,60 @@
+"""Places in memory for the work on large bodies: who wants to decode or encode one waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from kvoy_contract.errors import PayloadTooLarge, Unavailable
+from kvoy_router.body_cost import decoding_bytes
+from kvoy_router.body_memory import SMALL_BODY_BYTES, BodyMemory, Room
+
+_WAIT_S = 30.0
+
+
+@contextlib.asynccontextmanager
+async def room_to_decode(memory: BodyMemory, body: bytes, has_ids: bool) -> AsyncIterator[None]:
+    """For what `body` is decoded to. A small body waits for nobody.
+
+    Raises PayloadTooLarge where there is never so much, and Unavailable where it does not come in
+    time.
+    """
+    num_bytes = decoding_bytes(body, has_ids)
+    if len(body) > SMALL_BODY_BYTES:
+        async with room_for(memory.decoding, num_bytes):
+            yield
+        return
+    if not memory.take(num_bytes):
+        raise _full()
+    try:
+        yield
+    finally:
+        memory.give_back(num_bytes)
+
+
+@contextlib.asynccontextmanager
+async def room_for(room: Room, num_bytes: int) -> AsyncIterator[None]:
+    """Raises as `room_to_decode`."""
+    if num_bytes > room.most_bytes:
+        raise PayloadTooLarge(
+            f"To read this request takes up to {num_bytes} bytes of memory, more than the "
+            f"{room.most_bytes} that this router has for that."
+        )
+    is_held = asyncio.get_running_loop().create_future()
+    claim = room.claim(num_bytes, lambda: None if is_held.done() else is_held.set_result(None))
+    try:
+        if not claim.is_held:
+            async with asyncio.timeout(_WAIT_S):
+                await is_held
+        yield
+    except TimeoutError:
+        if claim.is_held:
+            raise
+        raise _full() from None
+    finally:
+        claim.end()
+
+
+def _full() -> Unavailable:
+    return Unavailable("Too many large requests at once.", retry_after_s=1)
