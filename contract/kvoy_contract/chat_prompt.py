@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvoy_contract.chat_template import ChatTemplate
@@ -38,12 +39,16 @@ class ChatRenderer:
 
     def render(self, request: ChatCompletionRequest) -> RenderedChat:
         """Raises BadRequest, naming the field."""
-        messages = [self._as_dict(message) for message in request.messages]
+        texts = [self._texts_of(message) for message in request.messages]
         arguments = dict(request.chat_template_kwargs or {})
-        sentinel, end_mark = self._sentinels([messages, arguments])
+        sentinel, end_mark = self._sentinels([texts, arguments])
+        # A role is one of a few words, which nobody has to be kept from.
         messages = [
-            self._shield(message, sentinel, forgeable=message["role"] != "assistant")
-            for message in messages
+            {
+                "role": self._role(message.role),
+                **self._shield(fields, sentinel, forgeable=message.role != "assistant"),
+            }
+            for message, fields in zip(request.messages, texts, strict=True)
         ]
         if request.continue_final_message:
             # As transformers does it: the space shows whether the template trims the content.
@@ -57,14 +62,15 @@ class ChatRenderer:
             text = _cut_at_mark(text, end_mark)
         return RenderedChat(text, sentinel)
 
-    def _as_dict(self, message: Message) -> dict[str, Any]:
-        """What the template sees: fields that were given, the content in the form that it takes."""
+    def _texts_of(self, message: Message) -> dict[str, Any]:
+        """What the template sees beside the role: fields that were given, the content in the form
+        that it takes."""
         content: Any = message.content
         if isinstance(content, list):
             texts = [part.text for part in content]
             parts = [{"type": "text", "text": text} for text in texts]
             content = parts if self._template.takes_parts else "\n".join(texts)
-        fields: dict[str, Any] = {"role": self._role(message.role), "content": content}
+        fields: dict[str, Any] = {"content": content}
         if message.name is not None:
             fields["name"] = message.name
         reasoning = message.reasoning_content or message.reasoning
@@ -87,9 +93,7 @@ class ChatRenderer:
         return sentinel, end_mark
 
     def _shield(self, fields: dict[str, Any], sentinel: str, *, forgeable: bool) -> dict[str, Any]:
-        def shield(text: str) -> str:
-            return self._controls.shield(text, sentinel, forgeable=forgeable)
-
+        shield = partial(self._controls.shield, sentinel=sentinel, forgeable=forgeable)
         return {name: map_strings(value, shield) for name, value in fields.items()}
 
 

@@ -66,6 +66,16 @@ def test_a_template_that_fails_or_runs_away_is_a_clients_error(source: str) -> N
     assert refused.value.param == "messages"
 
 
+def test_what_is_unsafe_stays_so_however_often_it_is_asked_for() -> None:
+    source = "{{ messages[0].keys() | length }}{% if pop %}{{ messages[0].pop('role') }}{% endif %}"
+    template = ChatTemplate(source, {})
+
+    for _ in range(2):
+        assert template.render([HI], arguments={"pop": False}) == "2"
+        with pytest.raises(BadRequest, match="unsafe"):
+            template.render([HI], arguments={"pop": True})
+
+
 def test_arguments_reach_the_template_but_replace_nothing_of_it() -> None:
     assert render("{{ tone }}", tone="calm") == "calm"
     for name in ("messages", "bos_token", "range", "raise_exception", "add_generation_prompt"):
