@@ -2,10 +2,11 @@
 
 A request is counted from its first byte to the end of its answer. A small one takes what it needs
 of whatever is left. A large body needs a place first, for all that will be held of it, and its
-client is not read from until there is one; while it is decoded and while its prompt is encoded it
-needs a place for what is made of it meanwhile. Places of each kind are given in the order in which
-they were asked for, and are only parts of the budget, so that small requests find room beside any
-number of large ones.
+client is not read from until there is one; and it needs a place while it is decoded, and one while
+its prompt is encoded, for what is made of it meanwhile. Places of each kind are given in the order
+in which they were asked for, and are only parts of the budget, so that small requests find room
+beside any number of large ones. Among the small ones short ones have the last part for themselves,
+and decode at once; the others have places for that too.
 
 Nobody waits for a place of a kind that it has one of, and all wait in the same order of kinds
 (held, decoding, encoding): so whoever has the last of them goes on. Pure: knows no socket and no
@@ -23,9 +24,14 @@ SMALL_BODY_BYTES = 64 * 1024
 REQUEST_BYTES = 24 * 1024
 """Of a request besides its body: its tasks, its two connections, what a stream's progress begins
 with."""
-_SIXTEENTHS_HELD, _SIXTEENTHS_UNREAD, _SIXTEENTHS_DECODING, _SIXTEENTHS_ENCODING = 5, 1, 4, 4
-_SIXTEENTHS_OF_ALL = 14
-"""The last two are for small requests alone."""
+SHORT_BODY_BYTES = 4096
+"""Up to so much a request waits for nobody: it is decoded and encoded at once."""
+_PARTS = 32
+_HELD, _UNREAD, _DECODING, _ENCODING, _READING = 10, 2, 8, 7, 1
+_LEAST_READING_BYTES = 32 * SMALL_BODY_BYTES
+"""What the worst small body is decoded to."""
+_PLACES = 28
+"""All of them; what is left is for small requests alone, and the last part for short ones."""
 
 
 class Claim:
@@ -68,9 +74,11 @@ class Claim:
 class Room:
     """Places of one kind. Several small ones may stand for a large one that nobody has."""
 
-    def __init__(self, memory: BodyMemory, sixteenths: int) -> None:
+    def __init__(self, memory: BodyMemory, parts: int, least_bytes: int = 0) -> None:
+        """`least_bytes`: a room for small requests, which have so much whatever else has grown."""
         self._memory = memory
-        self._sixteenths = sixteenths
+        self._parts = parts
+        self._least_bytes = least_bytes
         self._queue: deque[Claim] = deque()
         self.used_bytes = 0
         self.max_bytes = 0
@@ -78,7 +86,7 @@ class Room:
     @property
     def most_bytes(self) -> int:
         """The largest place that there can ever be."""
-        return self._memory.most_bytes * self._sixteenths // 16
+        return max(self._memory.most_bytes * self._parts // _PARTS, self._least_bytes)
 
     @property
     def num_waiting(self) -> int:
@@ -118,7 +126,7 @@ class Room:
         return True
 
     def use(self, budget_bytes: int) -> None:
-        self.max_bytes = budget_bytes * self._sixteenths // 16
+        self.max_bytes = max(budget_bytes * self._parts // _PARTS, self._least_bytes)
 
     def grant_first(self) -> bool:
         """The first that waits gets its place, if it fits."""
@@ -132,9 +140,10 @@ class Room:
 
     def _has_room(self, num_bytes: int) -> bool:
         memory = self._memory
+        bound = memory.max_small_bytes if self._least_bytes else memory.max_shared_bytes
         return (
             self.used_bytes + num_bytes <= self.max_bytes
-            and memory.used_bytes + num_bytes <= memory.max_shared_bytes
+            and memory.used_bytes + num_bytes <= bound
         )
 
     def _take(self, num_bytes: int) -> None:
@@ -163,31 +172,37 @@ class BodyMemory:
         self.num_waiting = 0
         """For places of any kind."""
         self.max_bytes = 0
+        self.max_small_bytes = 0
         self.max_shared_bytes = 0
         self.most_bytes = 0
-        self.held = Room(self, _SIXTEENTHS_HELD)
+        self.held = Room(self, _HELD)
         """Large bodies, from before they are read to the end of their answers, and token ids."""
-        self.unread = Room(self, _SIXTEENTHS_UNREAD)
+        self.unread = Room(self, _UNREAD)
         """What had come of large bodies when they began to wait."""
-        self.decoding = Room(self, _SIXTEENTHS_DECODING)
+        self.decoding = Room(self, _DECODING)
         """What large bodies are decoded to."""
-        self.encoding = Room(self, _SIXTEENTHS_ENCODING)
+        self.encoding = Room(self, _ENCODING)
         """What is made of long prompts until they are token ids."""
-        self._rooms = (self.held, self.unread, self.decoding, self.encoding)
+        self.reading = Room(self, _READING, _LEAST_READING_BYTES)
+        """What small bodies that are not short are decoded to, until they are token ids."""
+        self._rooms = (self.held, self.unread, self.decoding, self.encoding, self.reading)
         self.use(budget)
 
     def use(self, budget: Budget) -> None:
         """From now on; what is held stays."""
         self.most_bytes = budget.most
         self.max_bytes = max(budget.now, budget.least)
-        self.max_shared_bytes = budget.now * _SIXTEENTHS_OF_ALL // 16
+        self.max_small_bytes = self.max_bytes * (_PARTS - 1) // _PARTS
+        self.max_shared_bytes = budget.now * _PLACES // _PARTS
         for room in self._rooms:
             room.use(budget.now)
         self.wake()
 
     def take(self, num_bytes: int) -> bool:
         """Memory for a small request; False (and nothing taken) beyond the budget."""
-        if self.used_bytes + num_bytes > self.max_bytes:
+        is_short = num_bytes <= SHORT_BODY_BYTES
+        max_bytes = self.max_bytes if is_short else self.max_small_bytes
+        if self.used_bytes + num_bytes > max_bytes:
             return False
         self.used_bytes += num_bytes
         return True

@@ -15,22 +15,14 @@ _WAIT_S = 30.0
 
 @contextlib.asynccontextmanager
 async def room_to_decode(memory: BodyMemory, body: bytes, has_ids: bool) -> AsyncIterator[None]:
-    """For what `body` is decoded to. A small body waits for nobody.
+    """For what `body` is decoded to. A small body waits for small ones alone.
 
     Raises PayloadTooLarge where there is never so much, and Unavailable where it does not come in
     time.
     """
-    num_bytes = decoding_bytes(body, has_ids)
-    if len(body) > SMALL_BODY_BYTES:
-        async with room_for(memory.decoding, num_bytes):
-            yield
-        return
-    if not memory.take(num_bytes):
-        raise _full()
-    try:
+    room = memory.reading if len(body) <= SMALL_BODY_BYTES else memory.decoding
+    async with room_for(room, decoding_bytes(body, has_ids)):
         yield
-    finally:
-        memory.give_back(num_bytes)
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,7 @@
 """The one path of a request to an engine: parse once, encode once, pick; every surface uses it.
 
-Knows models, prompts and the pool; knows neither HTTP framing nor how an answer travels back.
+Knows models, prompts, the pool and the memory for requests; knows neither HTTP framing nor how an
+answer travels back.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from kvoy_contract.prompt import PromptEncoder
 from kvoy_router.access import ANYBODY, Client, with_client
 from kvoy_router.affinity import affinity_of
 from kvoy_router.body_cost import encoding_bytes, tokenizing_bytes
-from kvoy_router.body_memory import SMALL_BODY_BYTES, BodyMemory, Claim
+from kvoy_router.body_memory import SHORT_BODY_BYTES, SMALL_BODY_BYTES, BodyMemory
 from kvoy_router.body_work import room_for, room_to_decode
 from kvoy_router.breaker import Breakers, pick_around
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, EngineInfo
+from kvoy_router.http_message import Request
 from kvoy_router.loop_share import LoopShare
 from kvoy_router.pool import Pool
-from kvoy_router.prompts import INLINE_BODY_BYTES, EncodedPrompt, Hashing, Prompts, guess
+from kvoy_router.prompts import EncodedPrompt, Hashing, Prompts, guess
 from kvoy_router.request import InferenceRequest
 from kvoy_router.stream_progress import StreamProgress
 
@@ -132,7 +134,7 @@ class Dispatcher:
         self, path: str, body: bytes, request_id: str, client: Client = ANYBODY
     ) -> Awaitable[Job]:
         """Raises BadRequest, Forbidden, ModelNotFound, PayloadTooLarge or Unavailable."""
-        if len(body) <= INLINE_BODY_BYTES:
+        if len(body) <= SHORT_BODY_BYTES:
             return self._prepare(path, body, request_id, client)
         return self._prepare_in_room(path, body, request_id, client)
 
@@ -141,6 +143,28 @@ class Dispatcher:
     ) -> Job:
         async with self.room_to_decode(path, body):
             return await self._prepare(path, body, request_id, client)
+
+    def settled(self, job: Job, request: Request) -> Job:
+        """The client's `request` counts from now on as what is held to its end. Where the token ids
+        find no room in memory, its engine encodes the prompt again."""
+        body, packed = request.body, job.prompt.packed
+        if len(body) <= SHORT_BODY_BYTES:
+            return job
+        held = 0 if job.body is body else len(job.body)
+        held += _HASH_BYTES * len(job.prompt.hashes)
+        # The token ids are in the envelope too.
+        if self._hold(request, held + 2 * len(packed)):
+            return job
+        self._hold(request, held)
+        prompt = msgspec.structs.replace(job.prompt, packed=b"", digest="")
+        return msgspec.structs.replace(job, prompt=prompt)
+
+    def _hold(self, request: Request, num_bytes: int) -> bool:
+        """Count so much besides its body; False where there is no room."""
+        if request.claim is not None:
+            return request.claim.resize(len(request.body) + num_bytes)
+        request.extra_bytes = self._memory.exchange(request.extra_bytes, num_bytes)
+        return request.extra_bytes == num_bytes
 
     async def _prepare(self, path: str, body: bytes, request_id: str, client: Client) -> Job:
         request: ChatCompletionRequest | CompletionRequest
@@ -257,20 +281,6 @@ class Dispatcher:
             if request_id is None or decision.request_id == request_id
         )
         return [decision.to_dict() for decision, _ in zip(found, range(limit), strict=False)]
-
-
-def settled(job: Job, body: bytes, claim: Claim | None) -> Job:
-    """From now on the place of its client's `body` is as large as what is held to its end. Where
-    the token ids find no room in it, its engine encodes the prompt again."""
-    if claim is None:
-        return job
-    held = len(body) + (0 if job.body is body else len(job.body))
-    held += _HASH_BYTES * len(job.prompt.hashes)
-    if claim.resize(held + 2 * len(job.prompt.packed)):  # they are in the envelope too
-        return job
-    claim.resize(held)
-    prompt = msgspec.structs.replace(job.prompt, packed=b"", digest="")
-    return msgspec.structs.replace(job, prompt=prompt)
 
 
 def says_token_ids(endpoint: Endpoint) -> bool:

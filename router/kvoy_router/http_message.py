@@ -45,6 +45,8 @@ class Request:
     body: bytes = b""
     claim: Claim | None = None
     """The place of a large body; ends with the request."""
+    extra_bytes: int = 0
+    """Of a small one: what is counted besides its body."""
     path: str = field(init=False)
     query: bytes = field(init=False)
 

@@ -110,9 +110,9 @@ class HttpServer:
             self._empty.set()
 
     def release(self, request: Request, num_bytes: int = 0) -> None:
-        """Nothing is held of this request any more: neither its body, nor `num_bytes` besides."""
+        """Nothing is held of this request any more, nor `num_bytes` besides."""
         if request.claim is None:
-            num_bytes += len(request.body)
+            num_bytes += len(request.body) + request.extra_bytes
         else:
             request.claim.end()
         self.memory.give_back(num_bytes)

@@ -23,11 +23,12 @@ from kvoy_contract.blocks import (
 from kvoy_contract.known_prefixes import KnownPrefix
 from kvoy_contract.openai import ChatCompletionRequest, CompletionRequest
 from kvoy_contract.prompt import PromptEncoder, TokenizerFiles
+from kvoy_router.body_memory import SHORT_BODY_BYTES
 from kvoy_router.router_memory import return_free_memory
 
 T = TypeVar("T")
 
-INLINE_BODY_BYTES = 4096
+INLINE_BODY_BYTES = SHORT_BODY_BYTES
 """Up to so much, encoding takes less than switching to a thread and back."""
 _LARGE_BODY_BYTES = 256 * 1024
 """To encode more leaves tens of megabytes free that the C library would keep."""

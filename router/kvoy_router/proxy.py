@@ -27,7 +27,7 @@ from kvoy_router.breaker import Breakers
 from kvoy_router.client_headers import check_headers, request_id_of
 from kvoy_router.course import Course, error_of
 from kvoy_router.decision import Decision
-from kvoy_router.dispatch import Dispatcher, Job, settled
+from kvoy_router.dispatch import Dispatcher, Job
 from kvoy_router.entrance import Entrance
 from kvoy_router.errors import ResumeRefused, UpstreamError
 from kvoy_router.failover import Failover, FailoverLimits, GaveUp
@@ -151,9 +151,9 @@ class Proxy:
                 self._entrance.settle(admission, record)
 
     async def _prepare(self, request: Request, record: RequestRecord, client: Client) -> Job:
-        path, body, request_id = request.path, request.body, record.request_id
-        job = await self._dispatcher.prepare(path, body, request_id, client)
-        job = settled(job, body, request.claim)
+        body = request.body
+        job = await self._dispatcher.prepare(request.path, body, record.request_id, client)
+        job = self._dispatcher.settled(job, request)
         record.model = job.model
         record.is_stream = job.is_stream
         record.prompt_tokens = job.prompt.num_tokens

@@ -12,6 +12,7 @@ from kvoy_router.body_memory import BodyMemory
 from kvoy_router.memory_balance import LOOK_S, MIB, MemoryBalance
 
 _STATM = Path("/proc/self/statm")
+_LOOKS_PER_TRIM = 20
 _MMAP_THRESHOLD = -3
 _LARGE_BLOCK_BYTES = 256 * 1024
 
@@ -33,9 +34,14 @@ class RouterMemory:
         self.bodies.use(self.balance.budget)
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Look again and again; while requests wait, have back what is free."""
+        num_looks = 0
         while True:
             await asyncio.sleep(LOOK_S)
+            num_looks += 1
+            if self.bodies.num_waiting and num_looks >= _LOOKS_PER_TRIM:
+                num_looks = 0
+                await asyncio.to_thread(return_free_memory)
             self.balance.look(resident_bytes(), self.bodies.used_bytes)
             self.bodies.use(self.balance.budget)
 

@@ -6,12 +6,16 @@ import random
 
 import pytest
 
-from kvoy_router.body_memory import BodyMemory, Budget, Claim
+from kvoy_router.body_memory import BodyMemory, Budget, Claim, Room
 from kvoy_router.memory_balance import MIB, MemoryBalance
 
 
 def memory_of(now: int, least: int = 0) -> BodyMemory:
     return BodyMemory(Budget(now=now, most=now, least=least))
+
+
+def rooms_of(memory: BodyMemory) -> tuple[Room, ...]:
+    return (memory.held, memory.unread, memory.decoding, memory.encoding, memory.reading)
 
 
 def test_large_bodies_get_a_part_and_small_requests_whatever_is_left() -> None:
@@ -24,13 +28,22 @@ def test_large_bodies_get_a_part_and_small_requests_whatever_is_left() -> None:
     assert not memory.take(1)
 
 
-def test_all_large_ones_together_leave_an_eighth_to_small_requests() -> None:
+def test_all_large_ones_together_leave_a_part_to_small_requests() -> None:
     memory = memory_of(1600)
-    for room in (memory.held, memory.decoding, memory.encoding, memory.unread):
+    for room in rooms_of(memory)[:-1]:
         assert room.claim(room.max_bytes).is_held
 
-    assert memory.used_bytes == 1400
+    assert memory.used_bytes == 1350
     assert memory.take(200)
+
+
+def test_the_last_of_the_memory_is_for_short_requests() -> None:
+    memory = memory_of(3_200_000)
+    assert not memory.take(3_150_000)
+    assert memory.take(3_100_000)
+
+    assert not memory.take(5000)
+    assert memory.take(4000)
 
 
 def test_small_requests_that_fill_the_memory_keep_large_ones_waiting() -> None:
@@ -102,12 +115,13 @@ def test_a_budget_that_shrinks_takes_nothing_away_and_lets_nobody_in() -> None:
     memory = memory_of(1600)
     claim = memory.held.claim(500)
 
-    memory.use(Budget(now=160, most=1600, least=600))
+    memory.use(Budget(now=160, most=1600, least=640))
 
     assert claim.is_held
     assert not memory.held.claim(1).is_held
-    assert memory.take(100), "small ones have the least that there is for them"
-    assert not memory.take(1)
+    assert memory.take(100)
+    assert memory.reading.claim(1).is_held, "small ones have the least that there is for them"
+    assert not memory.take(40)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -119,7 +133,7 @@ def test_whatever_happens_all_is_counted_once_and_no_bound_is_passed(seed: int) 
     for _ in range(2000):
         match draw.randrange(5):
             case 0:
-                room = draw.choice((memory.held, memory.decoding, memory.encoding, memory.unread))
+                room = draw.choice(rooms_of(memory))
                 claims.append(room.claim(draw.randrange(1, room.max_bytes + 1)))
             case 1 if claims:
                 claims.pop(draw.randrange(len(claims))).end()
@@ -134,7 +148,7 @@ def test_whatever_happens_all_is_counted_once_and_no_bound_is_passed(seed: int) 
         held = sum(claim.num_bytes for claim in claims if claim.is_held)
         assert memory.used_bytes == held + small <= memory.max_bytes
         assert memory.num_waiting == sum(not claim.is_held for claim in claims)
-        for room in (memory.held, memory.decoding, memory.encoding, memory.unread):
+        for room in rooms_of(memory):
             assert room.used_bytes <= room.max_bytes
     memory.give_back(small)
     for claim in list(claims):
