@@ -48,6 +48,22 @@ class EncodedChat:
     """Its beginning, encoded earlier or just now; None where none is kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class BegunChat:
+    """A chat's prompt as text, which is most of the work on a known conversation's next turn."""
+
+    rendered: RenderedChat
+    max_tokens: int | None
+    is_by_segments: bool
+    known: KnownPrefix | None
+    """The longest beginning that is encoded already."""
+
+    @property
+    def num_new_chars(self) -> int:
+        """Still to be encoded."""
+        return len(self.rendered.text) - (len(self.known.text) if self.known else 0)
+
+
 class PromptEncoder:
     """The tokenizer of one model with its chat template. Safe to use from several threads."""
 
@@ -109,14 +125,26 @@ class PromptEncoder:
     ) -> EncodedChat:
         """The same as an array, which costs a known conversation's next turn no more than its
         tail. Nobody changes it."""
+        return self.finish_chat(self.begin_chat(request, max_tokens))
+
+    def begin_chat(
+        self, request: ChatCompletionRequest, max_tokens: int | None = None
+    ) -> BegunChat:
+        """The first half of `encode_chat_array`, in case that the second is done elsewhere."""
         self.check_token_ids(request)
         self.check_length(request, max_tokens)
         rendered = self._render(request)
         self._check_length(len(rendered.text), max_tokens, "messages")
-        if self.is_segment_safe and self._controls.are_separate:
-            encoded = self._encode_from_known(rendered)
+        is_by_segments = self.is_segment_safe and self._controls.are_separate
+        known = self._known.find(rendered.text, rendered.sentinel) if is_by_segments else None
+        return BegunChat(rendered, max_tokens, is_by_segments, known)
+
+    def finish_chat(self, begun: BegunChat) -> EncodedChat:
+        rendered = begun.rendered
+        if begun.is_by_segments:
+            encoded = self._encode_from_known(rendered, begun.known)
         else:
-            ids = self._encode(rendered.text, rendered.sentinel, max_tokens, "messages")
+            ids = self._encode(rendered.text, rendered.sentinel, begun.max_tokens, "messages")
             encoded = EncodedChat(array("I", ids), None)
         if not encoded.ids:
             raise BadRequest("The chat template renders an empty prompt.", param="messages")
@@ -211,10 +239,9 @@ class PromptEncoder:
         self._append(ids, self._controls.split(text), sentinel)
         return ids
 
-    def _encode_from_known(self, rendered: RenderedChat) -> EncodedChat:
-        """What is behind the longest known beginning is encoded; a longer one is then known."""
+    def _encode_from_known(self, rendered: RenderedChat, known: KnownPrefix | None) -> EncodedChat:
+        """What is behind the known beginning is encoded; a longer one is then known."""
         text, sentinel = rendered.text, rendered.sentinel
-        known = self._known.find(text, sentinel)
         start = len(known.text) if known else 0
         segments = self._controls.split(text, start)
         ids = known.ids[:] if known else array("I")

@@ -1,7 +1,8 @@
 """Tokenizers by digest, and the turning of a request's prompt into token ids off the event loop.
 
-Engines hand their tokenizer over gRPC; engines with an equal digest share one encoder here. A long
-prompt is encoded in a thread, because the event loop carries everybody else's tokens meanwhile.
+Engines hand their tokenizer over gRPC; engines with an equal digest share one encoder here. What is
+new of a prompt is encoded in a thread where it is long, because the event loop carries everybody
+else's tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import msgspec
 
@@ -22,7 +23,7 @@ from kvoy_contract.blocks import (
 )
 from kvoy_contract.known_prefixes import KnownPrefix
 from kvoy_contract.openai import ChatCompletionRequest, CompletionRequest
-from kvoy_contract.prompt import PromptEncoder, TokenizerFiles
+from kvoy_contract.prompt import BegunChat, PromptEncoder, TokenizerFiles
 from kvoy_router.body_memory import SHORT_BODY_BYTES
 from kvoy_router.router_memory import return_free_memory
 
@@ -30,6 +31,12 @@ T = TypeVar("T")
 
 INLINE_BODY_BYTES = SHORT_BODY_BYTES
 """Up to so much, encoding takes less than switching to a thread and back."""
+_RENDERED_BODY_BYTES = 64 * 1024
+_RENDERED_MESSAGES = 64
+"""A chat of no more of both is rendered at once, which takes about ten microseconds a message, to
+see how much of it is new: a known conversation's next turn needs no thread."""
+_INLINE_NEW_CHARS = 8 * 1024
+"""Behind what is known: an answer and the next question."""
 _LARGE_BODY_BYTES = 256 * 1024
 """To encode more leaves tens of megabytes free that the C library would keep."""
 _NUM_THREADS = 2
@@ -128,11 +135,17 @@ class Prompts:
             return guess(body_bytes)
         if body_bytes <= INLINE_BODY_BYTES:
             return encode(request, encoder, digest, hashing)
-        encoder.check_length(request, hashing.max_model_len)  # before it waits for a thread
+        begun: BegunChat | None = None
+        if body_bytes <= _RENDERED_BODY_BYTES and _has_few_messages(request):
+            begun = encoder.begin_chat(request, hashing.max_model_len)
+            if begun.known is not None and begun.num_new_chars <= _INLINE_NEW_CHARS:
+                return encode(request, encoder, digest, hashing, begun)
+        else:
+            encoder.check_length(request, hashing.max_model_len)  # before it waits for a thread
 
         def work() -> EncodedPrompt:
             try:
-                return encode(request, encoder, digest, hashing)
+                return encode(request, encoder, digest, hashing, begun)
             finally:
                 if body_bytes > _LARGE_BODY_BYTES:
                     return_free_memory()
@@ -154,6 +167,14 @@ class Prompts:
             threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _has_few_messages(
+    request: ChatCompletionRequest | CompletionRequest,
+) -> TypeGuard[ChatCompletionRequest]:
+    return (
+        isinstance(request, ChatCompletionRequest) and len(request.messages) <= _RENDERED_MESSAGES
+    )
+
+
 def guess(body_bytes: int) -> EncodedPrompt:
     """Without a tokenizer: about four bytes a token, and no hashes."""
     return EncodedPrompt(max(1, body_bytes // 4), b"", "")
@@ -164,11 +185,14 @@ def encode(
     encoder: PromptEncoder,
     digest: str,
     hashing: Hashing,
+    begun: BegunChat | None = None,
 ) -> EncodedPrompt:
-    """Of several prompts the first stands for all in the hashes: they go to one engine together."""
+    """`begun`: of this very request, where that is done.
+
+    Of several prompts the first stands for all in the hashes: they go to one engine together."""
     known: KnownPrefix | None = None
     if isinstance(request, ChatCompletionRequest):
-        chat = encoder.encode_chat_array(request, hashing.max_model_len)
+        chat = encoder.finish_chat(begun or encoder.begin_chat(request, hashing.max_model_len))
         prompts: Sequence[Sequence[int]] = [chat.ids]
         known = chat.known
     else:
