@@ -51,7 +51,7 @@ class KnownPrefixes:
     """Least recently used first out, bounded by bytes. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._by_age: OrderedDict[int, KnownPrefix] = OrderedDict()
         self._by_key: dict[Key, list[KnownPrefix]] = {}
@@ -78,7 +78,7 @@ class KnownPrefixes:
     def add(self, known: KnownPrefix) -> None:
         """Keep it, unless it is short or would fill an eighth of the room alone."""
         key = next(_keys(known.text), None)
-        if key is None or 8 * known.num_bytes > self._max_bytes:
+        if key is None or 8 * known.num_bytes > self.max_bytes:
             return
         with self._lock:
             alike = self._by_key.setdefault(key, [])
@@ -90,7 +90,7 @@ class KnownPrefixes:
             alike.append(known)
             self._by_age[id(known)] = known
             self.num_bytes += known.num_bytes
-            while self.num_bytes > self._max_bytes:
+            while self.num_bytes > self.max_bytes:
                 self._drop(next(iter(self._by_age.values())))
 
     def _drop(self, known: KnownPrefix) -> None:

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvoy_contract import known_prefixes
 from kvoy_contract.byte_tokenizer import ByteCodec, byte_tokenizer_files
 from kvoy_contract.chat_prompt import ChatRenderer, RenderedChat
 from kvoy_contract.chat_template import ChatTemplate
@@ -73,8 +74,10 @@ class PromptEncoder:
         *,
         vocab_size: int | None = None,
         cache_bytes: int = DEFAULT_MAX_BYTES,
+        known_bytes: int = known_prefixes.DEFAULT_MAX_BYTES,
     ) -> None:
-        """`vocab_size` is the model's own, where it differs from the tokenizer's.
+        """`vocab_size` is the model's own, where it differs from the tokenizer's; `cache_bytes` and
+        `known_bytes`: for pieces and for beginnings of prompts.
 
         Raises ValueError when the files make no tokenizer.
         """
@@ -92,7 +95,7 @@ class PromptEncoder:
         self.special_ids = frozenset(t.id for t in self.codec.added_tokens.values() if t.is_special)
         """Left out of shown text."""
         self._cache = SegmentCache(cache_bytes)
-        self._known = KnownPrefixes()
+        self._known = KnownPrefixes(known_bytes)
         self.eos_token_ids = _eos_token_ids(files, self.codec)
         """Sampling one of these ends an answer."""
         self.bos_token_id = _token_id(self.codec, files.special_tokens().get("bos_token"))

@@ -22,7 +22,7 @@ class SegmentCache:
     """
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._entries: OrderedDict[str | bytes, array[int]] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = 0
@@ -47,7 +47,7 @@ class SegmentCache:
     def put(self, text: str, ids: array[int]) -> None:
         """Keep the ids, unless they alone would fill an eighth of the cache."""
         size = _size(ids)
-        if size * 8 > self._max_bytes:
+        if size * 8 > self.max_bytes:
             return
         key = _key(text)
         with self._lock:
@@ -55,7 +55,7 @@ class SegmentCache:
                 return
             self._entries[key] = ids
             self.num_bytes += size
-            while self.num_bytes > self._max_bytes:
+            while self.num_bytes > self.max_bytes:
                 _, evicted = self._entries.popitem(last=False)
                 self.num_bytes -= _size(evicted)
 

@@ -92,7 +92,7 @@ class Router:
         )
         for name in config.model:
             self.pool.declare_model(name)
-        self.prompts = Prompts()
+        self.prompts = Prompts(self.memory.cache_bytes(None))
         self.metrics = Metrics()
         self.clients = ClientPool(config.client_limits)
         self.breakers = Breakers(_breaker_limits(config))

@@ -142,8 +142,7 @@ class Room:
         memory = self._memory
         bound = memory.max_small_bytes if self._least_bytes else memory.max_shared_bytes
         return (
-            self.used_bytes + num_bytes <= self.max_bytes
-            and memory.used_bytes + num_bytes <= bound
+            self.used_bytes + num_bytes <= self.max_bytes and memory.used_bytes + num_bytes <= bound
         )
 
     def _take(self, num_bytes: int) -> None:

@@ -14,6 +14,7 @@ from typing import TypeGuard, TypeVar
 
 import msgspec
 
+from kvoy_contract import known_prefixes, segment_cache
 from kvoy_contract.blocks import (
     BlockHash,
     pack_tokens,
@@ -66,7 +67,11 @@ class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
 class Prompts:
     """All encoders of this router. `add` and `close` are the only writers."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_known_bytes: int = known_prefixes.DEFAULT_MAX_BYTES) -> None:
+        """`max_known_bytes`: for beginnings of chats of each encoder, and half as much for pieces,
+        where their own bounds are not lower."""
+        self._known_bytes = min(max_known_bytes, known_prefixes.DEFAULT_MAX_BYTES)
+        self._segment_bytes = min(max_known_bytes // 2, segment_cache.DEFAULT_MAX_BYTES)
         self._encoders: dict[str, PromptEncoder] = {}
         self._pending: dict[str, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
@@ -98,7 +103,14 @@ class Prompts:
 
         Raises ValueError when the files are not a tokenizer.
         """
-        encoder = await self.in_thread(lambda: PromptEncoder(files, vocab_size=vocab_size))
+        encoder = await self.in_thread(
+            lambda: PromptEncoder(
+                files,
+                vocab_size=vocab_size,
+                cache_bytes=self._segment_bytes,
+                known_bytes=self._known_bytes,
+            )
+        )
         self._encoders[files.digest] = encoder
 
     def keep_only(self, digests: set[str]) -> None:

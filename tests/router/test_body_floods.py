@@ -15,6 +15,7 @@ import pytest
 from kvoy_contract.testing import FakeEngine, Script
 from kvoy_contract.testing_ports import free_port
 from kvoy_router.app import Router
+from kvoy_router.body_memory import REQUEST_BYTES
 from kvoy_router.testing import SECRET, eventually, flag_of, running_router
 
 StartEngine = Callable[..., Awaitable[FakeEngine]]
@@ -109,6 +110,38 @@ async def test_what_a_request_holds_is_counted_to_its_end(start_engine: StartEng
     assert working == 0
     # The body, its token ids twice, the hashes of each 64 tokens.
     assert held == pytest.approx(len(body) * (1 + 2 * 4 + 65 / 64), rel=0.01)
+
+
+async def test_token_ids_of_a_small_request_count_too(start_engine: StartEngine) -> None:
+    engine = await start_engine(**ROOMY)
+    gate = asyncio.Event()
+    engine.script = Script(gate=gate)
+    body = chat_of(20_000)
+
+    async with running_router([engine], max_buffered_mib=400) as router:
+        memory = router.memory.bodies
+        async with httpx.AsyncClient(base_url=url_of(router), timeout=60) as client:
+            asking = asyncio.create_task(ask(client, body))
+            await eventually(lambda: engine.in_flight)
+            used = memory.used_bytes
+            gate.set()
+            assert await asking == 200
+        await eventually(lambda: memory.used_bytes == 0)
+
+    assert used == pytest.approx(REQUEST_BYTES + len(body) * (1 + 2 * 4 + 65 / 64), rel=0.01)
+
+
+async def test_a_small_limit_bounds_what_is_remembered_of_prompts(
+    start_engine: StartEngine,
+) -> None:
+    engine = await start_engine()
+
+    async with running_router([engine], memory_mib=64) as router:
+        encoder = router.prompts.get(engine.tokenizer.digest)
+
+    assert encoder is not None
+    assert encoder.known_prefixes.max_bytes == 8 * MIB
+    assert encoder.cache.max_bytes == 4 * MIB
 
 
 @pytest.mark.slow
