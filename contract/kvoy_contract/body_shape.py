@@ -28,7 +28,8 @@ def check_shape(body: bytes) -> None:
         return
     try:
         fields = _fields_decoder.decode(body)
-        sizes = {name: len(raw) - _text_bytes(name, raw) for name, raw in fields.items()}
+        enough = len(body) - MAX_STRUCTURE_BYTES
+        sizes = {name: len(raw) - _text_bytes(name, raw, enough) for name, raw in fields.items()}
     except (msgspec.DecodeError, RecursionError):
         return
     # What is in no field is white space, or a field that comes twice.
@@ -42,9 +43,9 @@ def check_shape(body: bytes) -> None:
     raise BadRequest(f"{message}, most of them in `{largest[:200]}`.", param=largest[:200])
 
 
-def _text_bytes(name: str, raw: msgspec.Raw) -> int:
-    """Of a field: how much is text or token ids. Raises BadRequest for too many messages or
-    prompts, and msgspec.DecodeError."""
+def _text_bytes(name: str, raw: msgspec.Raw, enough: int) -> int:
+    """Of a field: how much is text or token ids; of messages counted until it is `enough`. Raises
+    BadRequest for too many messages or prompts, and msgspec.DecodeError."""
     if name == "tokens":
         return len(raw)
     if name == "prompt":
@@ -54,7 +55,12 @@ def _text_bytes(name: str, raw: msgspec.Raw) -> int:
     if name == "messages" and _begins_with(raw, _BRACKET):
         messages = _list_decoder.decode(raw)
         _check_count(name, messages, MAX_MESSAGES)
-        return sum(map(_message_text_bytes, messages))
+        num_bytes = 0
+        for message in messages:
+            num_bytes += _message_text_bytes(message)
+            if num_bytes >= enough:
+                break
+        return num_bytes
     return 0
 
 
