@@ -7,6 +7,7 @@ on which process did what, or when.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -134,7 +135,9 @@ def execute_all(
         return done
     context = multiprocessing.get_context("spawn")
     earlier = multiprocessing.active_children()
-    with ProcessPoolExecutor(num_processes, mp_context=context) as executor:
+    with ProcessPoolExecutor(
+        num_processes, mp_context=context, initializer=_log_errors_only
+    ) as executor:
         futures: dict[Future[Figures], Job] = {executor.submit(execute, job): job for job in jobs}
         try:
             for future in as_completed(futures):
@@ -147,6 +150,11 @@ def execute_all(
                 process.terminate()  # a run takes minutes, and nobody waits for it any more
             raise
     return done
+
+
+def _log_errors_only() -> None:
+    """What a router warns of is what the scenario makes happen."""
+    logging.getLogger("kvoy_router").setLevel(logging.ERROR)
 
 
 def figures_of(outcome: Outcome) -> Figures:
