@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from kvoy_contract.errors import PayloadTooLarge, Unavailable
+from kvoy_contract.errors import PayloadTooLarge
 from kvoy_router.body_cost import decoding_bytes
 from kvoy_router.body_memory import SMALL_BODY_BYTES, BodyMemory, Room
+from kvoy_router.http_body import too_many
 
 _WAIT_S = 30.0
 
@@ -26,7 +27,7 @@ async def room_to_decode(memory: BodyMemory, body: bytes, has_ids: bool) -> Asyn
 
 
 @contextlib.asynccontextmanager
-async def room_for(room: Room, num_bytes: int) -> AsyncIterator[None]:
+async def room_for(room: Room, num_bytes: int, wait_s: float = _WAIT_S) -> AsyncIterator[None]:
     """Raises as `room_to_decode`."""
     if num_bytes > room.most_bytes:
         raise PayloadTooLarge(
@@ -37,16 +38,12 @@ async def room_for(room: Room, num_bytes: int) -> AsyncIterator[None]:
     claim = room.claim(num_bytes, lambda: None if is_held.done() else is_held.set_result(None))
     try:
         if not claim.is_held:
-            async with asyncio.timeout(_WAIT_S):
-                await is_held
+            try:
+                async with asyncio.timeout(wait_s):
+                    await is_held
+            except TimeoutError:
+                if not claim.is_held:  # else another one gave up in the same moment
+                    raise too_many() from None
         yield
-    except TimeoutError:
-        if claim.is_held:
-            raise
-        raise _full() from None
     finally:
         claim.end()
-
-
-def _full() -> Unavailable:
-    return Unavailable("Too many large requests at once.", retry_after_s=1)
