@@ -62,7 +62,7 @@ def test_a_fleet_that_is_done_does_not_stay_beside_the_next_ones() -> None:
     for seed in range(4):
         run(scene(steady(10, 1), engines(2)), policy="kv-aware", seed=seed)
 
-    assert sum(isinstance(thing, Fleet) for thing in gc.get_objects()) <= 1
+    assert sum(type(thing) is Fleet for thing in gc.get_objects()) <= 1
 
 
 @pytest.mark.parametrize("routers", [1, 4])
