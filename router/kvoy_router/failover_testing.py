@@ -19,7 +19,6 @@ from kvoy_contract.sse import TOKEN_IDS_COMMENT, SseParser
 from kvoy_router.app import Router
 from kvoy_router.testing import eventually, in_flight, running_router
 
-
 _LOOKS = 3
 
 

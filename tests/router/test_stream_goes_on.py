@@ -26,6 +26,8 @@ CHAT: dict[str, Any] = {
     "max_tokens": 20,
     "seed": 5,
 }
+SLOW_STEP_S = 0.1
+"""The first ids that an engine says are far from all, also on a busy machine."""
 TEXT: dict[str, Any] = {"model": "sim", "prompt": "hi", "max_tokens": 20, "seed": 5}
 
 
@@ -142,7 +144,7 @@ async def test_a_stream_goes_on_a_second_time() -> None:
 
 
 async def test_without_another_engine_the_client_is_told_inside_the_stream() -> None:
-    async with simulated(num_engines=1) as bench:
+    async with simulated(1, SLOW_STEP_S) as bench:
         seen = await bench.ask(CHAT, TOLD)
 
     assert seen.error is not None
@@ -176,7 +178,7 @@ async def test_resumes_are_bounded_per_request_and_by_the_budget_of_all() -> Non
     body = CHAT | {"max_tokens": 100}
     async with simulated(num_engines=4, max_resumes=1) as bench:
         (await bench.ask(body, TOLD)).assert_equals(await bench.ask(body))
-    async with simulated(num_engines=2, retry_burst=0, retry_share=0.0) as bench:
+    async with simulated(2, SLOW_STEP_S, retry_burst=0, retry_share=0.0) as bench:
         seen = await bench.ask(body, TOLD)
 
     assert seen.error is not None
@@ -184,7 +186,7 @@ async def test_resumes_are_bounded_per_request_and_by_the_budget_of_all() -> Non
 
 
 async def test_a_request_that_breaks_two_engines_at_its_beginning_is_ended() -> None:
-    async with simulated(num_engines=4) as bench:
+    async with simulated(4, SLOW_STEP_S) as bench:
         proxy = bench.router.proxy
         # On a busy machine a second may pass between a first byte and the break behind it.
         limits = replace(proxy.options.failover, begin_s=60.0)
