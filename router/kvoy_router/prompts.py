@@ -26,7 +26,7 @@ from kvoy_contract.known_prefixes import KnownPrefix
 from kvoy_contract.openai import ChatCompletionRequest, CompletionRequest
 from kvoy_contract.prompt import BegunChat, PromptEncoder, TokenizerFiles
 from kvoy_router.body_memory import SHORT_BODY_BYTES
-from kvoy_router.router_memory import return_free_memory
+from kvoy_router.router_memory import FreeMemory
 
 T = TypeVar("T")
 
@@ -76,6 +76,7 @@ class Prompts:
         self._pending: dict[str, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
         self._side_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._free_memory = FreeMemory()
 
     @property
     def digests(self) -> set[str]:
@@ -129,7 +130,7 @@ class Prompts:
             try:
                 return work()
             finally:
-                return_free_memory()
+                self._free_memory.give_back()
 
         return await asyncio.get_running_loop().run_in_executor(self._side_thread, clean_work)
 
@@ -160,7 +161,7 @@ class Prompts:
                 return encode(request, encoder, digest, hashing, begun)
             finally:
                 if body_bytes > _LARGE_BODY_BYTES:
-                    return_free_memory()
+                    self._free_memory.give_back()
 
         return await self.in_thread(work)
 

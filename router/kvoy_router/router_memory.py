@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import time
 from pathlib import Path
 
 from kvoy_contract.host_limits import container_memory_limit, host_memory
@@ -14,7 +15,9 @@ from kvoy_router.memory_balance import LOOK_S, MIB, MemoryBalance
 _STATM = Path("/proc/self/statm")
 _LOOKS_PER_TRIM = 20
 _MMAP_THRESHOLD = -3
-_LARGE_BLOCK_BYTES = 256 * 1024
+_LARGE_BLOCK_BYTES = 2 * 1024 * 1024
+"""Smaller ones are used again: to have each one anew from the kernel costs more than to fill it."""
+_TRIM_S = 1.0
 
 
 class RouterMemory:
@@ -67,8 +70,22 @@ def return_large_blocks() -> None:
         library.mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
+class FreeMemory:
+    """Returned to the kernel as `return_free_memory` does, at most once a second."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def give_back(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _TRIM_S
+            return_free_memory()
+
+
 def return_free_memory() -> None:
-    """Likewise what is free between small blocks. Other threads run meanwhile."""
+    """Likewise what is free between small blocks. Other threads run meanwhile, for the milliseconds
+    that it takes, as far as they want no memory."""
     library = _c_library()
     if library is not None and hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

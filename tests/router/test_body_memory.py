@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from kvoy_router import router_memory
 from kvoy_router.body_memory import BodyMemory, Budget, Claim, Room
 from kvoy_router.memory_balance import MIB, MemoryBalance
 
@@ -230,3 +231,18 @@ def test_what_may_be_full_for_good_gets_an_eighth_of_a_small_limit(
     limit = None if limit_mib is None else limit_mib * MIB
 
     assert MemoryBalance(limit, 64_000 * MIB, 0).cache_bytes(told_mib) == expected_mib * MIB
+
+
+def test_free_memory_is_returned_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every long prompt it doubled what such a prompt costs."""
+    now_s = 50.0
+    trims: list[float] = []
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    monkeypatch.setattr(router_memory, "return_free_memory", lambda: trims.append(now_s))
+    free = router_memory.FreeMemory()
+
+    for tick in range(25):
+        now_s = 50.0 + tick / 8
+        free.give_back()
+
+    assert trims == [50.0, 51.0, 52.0]
