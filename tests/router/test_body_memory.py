@@ -245,4 +245,4 @@ def test_free_memory_is_returned_once_a_second(monkeypatch: pytest.MonkeyPatch) 
         now_s = 50.0 + tick / 8
         free.give_back()
 
-    assert trims == [50.0, 51.0, 52.0]
+    assert trims == [50.0, 51.0, 52.0, 53.0]
