@@ -91,43 +91,27 @@ async def test_a_body_that_decodes_to_more_than_there_is_memory_is_refused_by_it
     assert "bytes of memory, more than the" in answer.json()["error"]["message"]
 
 
-async def test_what_a_request_holds_is_counted_to_its_end(start_engine: StartEngine) -> None:
+@pytest.mark.parametrize("num_bytes", [20_000, 100_000], ids=["small", "large"])
+async def test_what_a_request_holds_is_counted_to_its_end(
+    start_engine: StartEngine, num_bytes: int
+) -> None:
     engine = await start_engine(**ROOMY)
     gate = asyncio.Event()
     engine.script = Script(gate=gate)
-    body = chat_of(100_000)
+    body = chat_of(num_bytes)
 
     async with running_router([engine], max_buffered_mib=400) as router:
         memory = router.memory.bodies
         async with httpx.AsyncClient(base_url=url_of(router), timeout=60) as client:
             asking = asyncio.create_task(ask(client, body))
             await eventually(lambda: engine.in_flight)
-            held, working = memory.held.used_bytes, memory.decoding.used_bytes
+            used, working = memory.used_bytes, memory.decoding.used_bytes
             gate.set()
             assert await asking == 200
         await eventually(lambda: memory.used_bytes == 0)
 
     assert working == 0
-    # The body, its token ids twice, the hashes of each 64 tokens.
-    assert held == pytest.approx(len(body) * (1 + 2 * 4 + 65 / 64), rel=0.01)
-
-
-async def test_token_ids_of_a_small_request_count_too(start_engine: StartEngine) -> None:
-    engine = await start_engine(**ROOMY)
-    gate = asyncio.Event()
-    engine.script = Script(gate=gate)
-    body = chat_of(20_000)
-
-    async with running_router([engine], max_buffered_mib=400) as router:
-        memory = router.memory.bodies
-        async with httpx.AsyncClient(base_url=url_of(router), timeout=60) as client:
-            asking = asyncio.create_task(ask(client, body))
-            await eventually(lambda: engine.in_flight)
-            used = memory.used_bytes
-            gate.set()
-            assert await asking == 200
-        await eventually(lambda: memory.used_bytes == 0)
-
+    # Besides what any request costs: the body, its token ids twice, the hashes of each 64 tokens.
     assert used == pytest.approx(REQUEST_BYTES + len(body) * (1 + 2 * 4 + 65 / 64), rel=0.01)
 
 
