@@ -19,8 +19,6 @@ from kvoy_contract.sse import TOKEN_IDS_COMMENT, SseParser
 from kvoy_router.app import Router
 from kvoy_router.testing import eventually, in_flight, running_router
 
-_LOOKS = 3
-
 
 class Addressed(Protocol):
     """An engine as far as a router needs it."""
@@ -114,7 +112,7 @@ class BreakingLink:
             if limit is not None and len(answer) >= limit:
                 writer.write(data[: limit - num_before])
                 await writer.drain()
-                await _let_arrive()
+                await asyncio.sleep(0.005)  # the bytes before must arrive: a reset overtakes them
                 _reset(writer)
                 raise _Ended
             self._cuts.num_bytes[position] += len(data)
@@ -132,14 +130,6 @@ def _limit(cut: int | re.Pattern[bytes] | None, answer: bytearray) -> int | None
 
 class _Ended(Exception):
     pass
-
-
-async def _let_arrive() -> None:
-    """What has been written must be read before a reset, which overtakes it. A timer that is late,
-    as on a busy machine, comes before what can be read by then; so the loop looks again."""
-    await asyncio.sleep(0.005)
-    for _ in range(_LOOKS):
-        await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
