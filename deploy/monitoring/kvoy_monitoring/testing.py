@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import yaml
 
+from kvoy_contract.names import ENGINE_HEADER
 from kvoy_contract.testing_ports import free_port
 from kvoy_monitoring.panel import Dashboard
 
@@ -99,6 +100,8 @@ class Observed:
     """Base address."""
     router: str
     engines: list[subprocess.Popen[bytes]]
+    ports: list[int]
+    """Of the engines, in their order."""
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30.0))
 
     def query(self, expr: str) -> list[dict[str, Any]]:
@@ -117,6 +120,17 @@ class Observed:
         """One completion through the router; the answer's status."""
         body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "stream": stream}
         return self.client.post(f"{self.router}/v1/completions", json=body | more).status_code
+
+    @contextlib.contextmanager
+    def begun_stream(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The engine of a stream that has begun and goes on for seconds: its prompt and answer
+        fill half of the engine's blocks."""
+        body = {"model": MODEL, "prompt": "Go on", "max_tokens": 1000, "stream": True}
+        with self.client.stream("POST", f"{self.router}/v1/completions", json=body) as answer:
+            events = answer.iter_lines()
+            assert next(events).startswith("data: "), "the stream has begun"
+            address = answer.headers[ENGINE_HEADER]
+            yield self.engines[self.ports.index(int(address.rpartition(":")[2]))]
 
 
 @contextlib.contextmanager
@@ -254,7 +268,7 @@ def observe_stack(folder: Path) -> Iterator[Observed]:
             Target(admin_port, {**common, "pod": "router-0"}),
         ]
         with prometheus(folder, targets, hastened(rule_groups())) as address:
-            stack = Observed(address, f"http://127.0.0.1:{router_port}", engines)
+            stack = Observed(address, f"http://127.0.0.1:{router_port}", engines, ports)
             wait_for(lambda: stack.ask("Hello") == 200, "the stack answers")
             with traffic(stack):
                 yield stack
