@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from kvoy_contract.errors import ModelNotFound, Unavailable
-from kvoy_router import filters, split
 from kvoy_router.assumed import Assumed
 from kvoy_router.audit import predicted_ttft_s
+from kvoy_router.catalogue import Catalogue
 from kvoy_router.cost import Traffic
 from kvoy_router.decision import Decision
 from kvoy_router.endpoint import Endpoint, EngineInfo, Knowledge, LoadView, Origin
 from kvoy_router.lease import Lease, Ledger
-from kvoy_router.lineup import RETRY_AFTER_S, Lineups
-from kvoy_router.model import Model
+from kvoy_router.lineup import Lineups
 from kvoy_router.policies import KvAware, Policy, View, is_new_to_all
 from kvoy_router.prefix_index import Hashes, PrefixIndex, keys_of
 from kvoy_router.request import InferenceRequest
@@ -65,8 +63,7 @@ class Pool:
             self.policy, self.index, self.assumed, random, self.config.stale_after_s
         )
         self._endpoints: dict[str, Endpoint] = {}
-        self._models: dict[str, Model] = {}
-        self._services: dict[str, Service] = {}
+        self.catalogue = Catalogue(self._endpoints, self._lineups)
         self._last_numbers: dict[str, int] = {}
         self._num_picks = 0
 
@@ -90,24 +87,24 @@ class Pool:
 
     def models(self) -> list[str]:
         """Names that can be asked for: declared ones, and those that an engine serves."""
-        return [name for name, model in self._models.items() if model.is_listed]
+        return self.catalogue.names()
 
     def endpoints_of(self, model: str) -> Sequence[Endpoint]:
         """Raises ModelNotFound, or Unavailable while no engine has told its name yet."""
-        return tuple(self._model_named(model).endpoints)
+        return tuple(self.catalogue.named(model).endpoints)
 
     def usual_info(self, model: str, service: str | None = None) -> EngineInfo | None:
         """How the model's engines, or one service's of them, hash and tokenise, as most of them do;
         None while none of them has said. Raises as `endpoints_of`."""
-        return self._model_named(model).usual_info(service)
+        return self.catalogue.named(model).usual_info(service)
 
     def output_tokens(self, model: str) -> float:
         """Expected length of an answer. Raises as `endpoints_of`."""
-        return self._model_named(model).output_tokens
+        return self.catalogue.named(model).output_tokens
 
     def traffic(self, request: InferenceRequest) -> Traffic:
         """What the pool has learnt of requests like this one. Raises as `endpoints_of`."""
-        return self._model_named(request.model).traffic(request)
+        return self.catalogue.named(request.model).traffic(request)
 
     def describe_endpoints(self, now_s: float) -> list[dict[str, Any]]:
         """For `/debug/engines`."""
@@ -117,20 +114,12 @@ class Pool:
 
     def declare_model(self, name: str) -> None:
         """The model belongs to this router even while no engine serves it: 503, not 404."""
-        self._model_called(name).is_declared = True
+        self.catalogue.declare(name)
 
     def set_services(self, services: Iterable[Service]) -> None:
         """These and no others. Each one's model belongs to this router even while no engine serves
         it; a name that nobody has any more is forgotten."""
-        self._services = {service.name: service for service in services}
-        for model in self._models.values():
-            model.weights.clear()
-        for service in self._services.values():
-            self._model_called(service.model).weights[service.name] = service.weight
-        for endpoint in self._endpoints.values():
-            self._leave_models(endpoint)
-            self._join_models(endpoint)
-        self._drop_unlisted_models()
+        self.catalogue.set_services(services)
 
     def add_endpoint(
         self, address: str, telemetry_address: str = "", origin: Origin | None = None
@@ -150,9 +139,7 @@ class Pool:
         endpoint = self._endpoints.pop(endpoint_id, None)
         if endpoint is None:
             return
-        self._leave_models(endpoint)
-        if self._services:
-            self._drop_unlisted_models()
+        self.catalogue.remove(endpoint)
         self.assumed.drop_all(endpoint.slot)
         self.index.forget(endpoint.slot)
         self._lineups.forget(endpoint)
@@ -178,13 +165,11 @@ class Pool:
             self._forget_blocks(endpoint)
             endpoint.restart()
         if is_new or before is None or before.model_names != info.model_names:
-            self._leave_models(endpoint)
+            self.catalogue.leave(endpoint)
             endpoint.info = info
-            self._join_models(endpoint)
+            self.catalogue.join(endpoint)
         elif before != info:
-            for name in info.model_names:
-                if (model := self._models.get(name)) is not None:
-                    model.on_describe()
+            self.catalogue.on_describe(endpoint)
         endpoint.info = info
         self._lineups.mark(endpoint)
 
@@ -251,10 +236,10 @@ class Pool:
 
         Raises ModelNotFound, ContextLengthExceeded, or Unavailable when no engine may serve it.
         """
-        model = self._model_named(request.model)
+        model = self.catalogue.named(request.model)
         keys = keys_of(request.hashes)
         self.assumed.expire(now_s)
-        lineup = self._lineups.of(model, self._models, request, keys, now_s, exclude)
+        lineup = self._lineups.of(model, self.catalogue.models, request, keys, now_s, exclude)
         views = lineup.views
         best_cached_tokens = max(view.cached_tokens for view in views)
         position, candidates = self.policy.choose(request, views, lineup.traffic)
@@ -286,18 +271,19 @@ class Pool:
 
     def is_shared(self, model: str) -> bool:
         """Whether several services share the traffic of this model name."""
-        known = self._models.get(model)
-        return known is not None and len(known.weights) > 1
+        return self.catalogue.is_shared(model)
 
     def first_service(self, model: str, affinity: bytes) -> str:
         """The service that requests with this beginning fall to while one of its engines serves.
 
         Raises as `endpoints_of`.
         """
-        known = self._model_named(model)
-        serving = filters.keep(known.endpoints, filters.is_serving(frozenset()), [])
-        names = {endpoint.origin.service for endpoint in serving} or known.weights.keys()
-        return split.order(known.weights, names, affinity)[0]
+        return self.catalogue.first_service(model, affinity)
+
+    def mismatch(self, endpoint_id: str) -> str | None:
+        """See `split.mismatch`."""
+        endpoint = self._endpoints.get(endpoint_id)
+        return None if endpoint is None else self.catalogue.mismatch(endpoint)
 
     def check_integrity(self) -> None:
         self.index.check_integrity()
@@ -330,7 +316,7 @@ class Pool:
                 self.assumed.drop_later(lease.slot, lease.assumed_keys, now_s)
             else:
                 self.assumed.drop(lease.slot, lease.assumed_keys)
-        model = self._models.get(lease.model)
+        model = self.catalogue.models.get(lease.model)
         if computed and model is not None:
             model.learn_output(lease, now_s, output_tokens)
         elif lease.is_home and model is not None:
@@ -342,59 +328,3 @@ class Pool:
         endpoint.slot = self.index.add_slot()
         endpoint.num_resets += 1
         self._lineups.mark(endpoint)
-
-    def _model_named(self, name: str) -> Model:
-        model = self._models.get(name)
-        if model is not None:
-            return model
-        if self._endpoints and all(e.info is None for e in self._endpoints.values()):
-            raise Unavailable("No engine has reported yet.", retry_after_s=RETRY_AFTER_S)
-        raise ModelNotFound(name)
-
-    def _model_called(self, name: str) -> Model:
-        if name not in self._models:
-            self._models[name] = Model(name)
-        return self._models[name]
-
-    def _drop_unlisted_models(self) -> None:
-        """Names come and go with services: 404 for one that nobody has any more."""
-        for name in [name for name, model in self._models.items() if not model.is_listed]:
-            del self._models[name]
-            self._lineups.drop_model(name)
-
-    def _join_models(self, endpoint: Endpoint) -> None:
-        for name in self._names_of(endpoint):
-            self._model_called(name).join(endpoint)
-            self._lineups.join(name, endpoint)
-
-    def _names_of(self, endpoint: Endpoint) -> Sequence[str]:
-        """The model names that the engine serves here: all that it says, except those that belong
-        to services other than its own."""
-        if endpoint.info is None:
-            return ()
-        service = endpoint.origin.service
-        owners = {
-            name: model.weights.keys()
-            for name in endpoint.info.model_names
-            if (model := self._models.get(name)) is not None
-        }
-        return [
-            name
-            for name in endpoint.info.model_names
-            if not service or not owners.get(name) or service in owners[name]
-        ]
-
-    def mismatch(self, endpoint_id: str) -> str | None:
-        """See `split.mismatch`."""
-        endpoint = self._endpoints.get(endpoint_id)
-        if endpoint is None or endpoint.info is None:
-            return None
-        service = self._services.get(endpoint.origin.service)
-        return split.mismatch(service, endpoint.info.model_names)
-
-    def _leave_models(self, endpoint: Endpoint) -> None:
-        names: Iterable[str] = endpoint.info.model_names if endpoint.info else ()
-        for name in names:
-            model = self._models.get(name)
-            if model is not None and model.leave(endpoint):
-                self._lineups.leave(name, endpoint)

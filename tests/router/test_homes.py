@@ -79,7 +79,7 @@ def test_shares_do_not_change_when_the_sums_are_scaled_down() -> None:
 
 def test_new_prompts_go_where_least_is_at_home_and_old_ones_stay() -> None:
     fleet = Fleet(4)
-    homes = fleet.pool._model_named(MODEL).homes
+    homes = fleet.pool.catalogue.named(MODEL).homes
     for name, uses in (("e0", 60), ("e1", 60), ("e2", 60), ("e3", 20)):
         fleet.report(name, running=10, running_tokens=40_000)
         for _ in range(uses):
@@ -98,7 +98,7 @@ def test_new_prompts_go_where_least_is_at_home_and_old_ones_stay() -> None:
 
 def test_a_new_prompt_that_is_not_computed_finds_no_home() -> None:
     fleet = Fleet(2)
-    homes = fleet.pool._model_named(MODEL).homes
+    homes = fleet.pool.catalogue.named(MODEL).homes
 
     decision = fleet.pool.pick(fleet.request(prompt_hashes(4000, "a")), fleet.now_s)
     assert homes.share(decision.endpoint.id) > 1.0
@@ -109,7 +109,7 @@ def test_a_new_prompt_that_is_not_computed_finds_no_home() -> None:
 
 def test_a_new_process_at_an_old_address_is_an_average_engine() -> None:
     fleet = Fleet(2)
-    homes = fleet.pool._model_named(MODEL).homes
+    homes = fleet.pool.catalogue.named(MODEL).homes
     for _ in range(50):
         homes.count("e0", is_new=False)
     assert homes.share("e0") > 1.1

@@ -65,7 +65,7 @@ def costs(pool: Pool, request: InferenceRequest) -> dict[str, float]:
     mean_requests = sum(counts[:-1]) / (len(counts) - 1)
     traffic = pool.traffic(request)
     is_new = 2 * STRIDE * max(depths.values(), default=0) < request.num_prompt_tokens
-    share = pool._model_named(request.model).homes.share
+    share = pool.catalogue.named(request.model).homes.share
     return {
         endpoint.id: estimate(
             request.num_prompt_tokens,
