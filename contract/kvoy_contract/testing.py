@@ -106,9 +106,10 @@ class FakeEngine(FakeTelemetry):
         self._writers.add(writer)
         self.num_connections += 1
         try:
-            read_ahead: bytes | None = b""
+            # A new connection's first request is on its way: only a kept one may be idle.
+            read_ahead = await self._serve_one(reader, writer, b"", None)
             while read_ahead is not None:
-                read_ahead = await self._serve_one(reader, writer, read_ahead)
+                read_ahead = await self._serve_one(reader, writer, read_ahead, self.keep_alive_s)
         except (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
@@ -117,13 +118,18 @@ class FakeEngine(FakeTelemetry):
             writer.close()
 
     async def _serve_one(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, read_ahead: bytes
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        read_ahead: bytes,
+        idle_s: float | None,
     ) -> bytes | None:
-        """Answer one request, whose first bytes are `read_ahead`.
+        """Answer one request, whose first bytes are `read_ahead` and whose head comes within
+        `idle_s`.
 
         Returns what was read of the next one, or None when the connection cannot carry any.
         """
-        async with asyncio.timeout(self.keep_alive_s):
+        async with asyncio.timeout(idle_s):
             head = read_ahead + await reader.readuntil(b"\r\n\r\n")
         request = await self._read_request(head, reader)
         self.requests.append(request)

@@ -206,7 +206,7 @@ async def test_limits_of_a_key_are_held_and_its_use_is_counted(
 
         assert error_of(beyond) == (429, "rate_limit_error", "rate_limit_exceeded")
         assert error_of(spent) == (429, "rate_limit_error", "rate_limit_exceeded")
-        assert int(beyond.headers["retry-after"]) == 30
+        assert 20 < int(beyond.headers["retry-after"]) <= 30
         assert int(spent.headers["retry-after"]) > 100
         labels = 'tenant="team-a"'
         prompt = value_of(router, f'kvoy_router_tenant_prompt_tokens_total{{model="m",{labels}}}')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -111,12 +112,16 @@ def late_first(engines: tuple[FakeEngine, FakeEngine], late: Script, other: Scri
 
 
 async def first_asked(router: Router, engines: tuple[FakeEngine, FakeEngine]) -> None:
-    """From here on round-robin asks `engines[0]` next."""
+    """From here on round-robin asks `engines[0]` next, and no hedge has been made until then: on a
+    busy machine any answer may be late."""
+    options = router.proxy.options
+    router.proxy.use_options(replace(options, hedge=HedgeOptions(HedgeMode.OFF)))
     while True:
         await ask(router)
         last = max(router.pool.endpoints, key=lambda endpoint: endpoint.last_pick)
         if engines[0].requests and last.address == engines[1].address:
             break
+    router.proxy.use_options(options)
     for engine in engines:
         engine.requests.clear()
 
