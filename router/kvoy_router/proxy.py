@@ -17,23 +17,23 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from kvoy_contract.errors import ApiError, DeadlineExceeded, UpstreamFailed
-from kvoy_contract.sse import error_event
+from kvoy_contract.errors import ApiError, DeadlineExceeded
 from kvoy_contract.tracing import Span, Tracing
 from kvoy_router import request_spans
 from kvoy_router.access import Client
 from kvoy_router.attempt import Attempt, Attempts, Refusal
 from kvoy_router.breaker import Breakers
 from kvoy_router.client_headers import check_headers, request_id_of
-from kvoy_router.course import Course, error_of
+from kvoy_router.course import Course
 from kvoy_router.decision import Decision
 from kvoy_router.dispatch import Dispatcher, Job
 from kvoy_router.entrance import Entrance
+from kvoy_router.error_answers import ErrorAnswers
 from kvoy_router.errors import ResumeRefused, UpstreamError
 from kvoy_router.failover import Failover, FailoverLimits, GaveUp
 from kvoy_router.hedging import HedgeOptions, Hedging
 from kvoy_router.http_client import ClientPool, Exchange
-from kvoy_router.http_message import Request, error_headers
+from kvoy_router.http_message import Request
 from kvoy_router.http_response import Response
 from kvoy_router.metrics import Metrics
 from kvoy_router.race import Opening, race
@@ -87,6 +87,7 @@ class Proxy:
         self._attempts = Attempts(
             clients, options.router_id, options.response_headers, now_s, self._on_first_byte
         )
+        self._errors = ErrorAnswers(self._attempts, metrics.failover)
 
     def use_options(self, options: ProxyOptions) -> None:
         """For requests that come from now on; of one under way only what is still ahead."""
@@ -106,10 +107,10 @@ class Proxy:
                 check_headers(request)
                 await self._dispatch(request, response, record)
         except ApiError as error:
-            self._answer_error(response, record, error)
+            self._errors.tell(error, response, record)
         except TimeoutError:
             overdue = DeadlineExceeded(f"The request took longer than {limit_s:g} s.")
-            self._answer_error(response, record, overdue)
+            self._errors.tell(overdue, response, record)
         except asyncio.CancelledError:
             record.outcome = "client_gone"
             raise
@@ -177,7 +178,8 @@ class Proxy:
             except ApiError:
                 if not course.tried:
                     raise
-                self._give_up(failure, GaveUp.NO_ENGINE, response, record)
+                assert failure is not None
+                self._errors.give_up(failure, GaveUp.NO_ENGINE, response, record)
                 return
             if not course.tried:
                 self._entrance.start(course.admission, job, decision)
@@ -199,7 +201,7 @@ class Proxy:
             if stop is not None:
                 if stop is GaveUp.SUSPECT:
                     self.suspects.add(job.body, course.is_suspect, self._now_s())
-                self._give_up(failure, stop, response, record)
+                self._errors.give_up(failure, stop, response, record)
                 return
 
     def _begin_course(self, job: Job) -> Course:
@@ -246,7 +248,7 @@ class Proxy:
             why = opened.outcome
             if opened.concerns_request:
                 self._breakers.on_success(attempt.decision.endpoint)
-                self._pass_on(opened, attempt.response, attempt.record)
+                self._errors.pass_on(opened, attempt.response, attempt.record)
                 return None
             failure = opened
         except UpstreamError as error:
@@ -309,23 +311,6 @@ class Proxy:
         self._metrics.on_decision(decision)
         return decision
 
-    def _give_up(
-        self,
-        failure: Refusal | UpstreamError | None,
-        stop: GaveUp,
-        response: Response,
-        record: RequestRecord,
-    ) -> None:
-        """Tell the client. Raises ApiError."""
-        assert failure is not None
-        if isinstance(failure, Refusal):
-            self._pass_on(failure, response, record)
-            return
-        if response.status:
-            record.outcome = failure.outcome
-            self._metrics.failover.on_resume(record.model, stop.value)
-        raise error_of(failure, stop, has_begun=bool(response.status)) from None
-
     def _note(self, decision: Decision, course: Course, record: RequestRecord) -> None:
         endpoint = decision.endpoint
         if course.tried:
@@ -375,26 +360,3 @@ class Proxy:
         self._breakers.on_success(attempt.decision.endpoint)
         if attempt.response.status:
             self._metrics.failover.on_resume(record.model, "resumed")
-
-    def _pass_on(self, refusal: Refusal, response: Response, record: RequestRecord) -> None:
-        """Send an engine's error answer; as our own 502 where it is no OpenAI error object."""
-        record.outcome = "refused" if refusal.status < 500 else "engine_error"
-        status, message = refusal.status, refusal.message
-        is_meant_for_client = status in (429, 503, 504) or refusal.concerns_request
-        if is_meant_for_client and message is not None:
-            response.send(status, refusal.headers, refusal.body)
-            return
-        error = UpstreamFailed(message or f"The engine answered with status {status}.")
-        self._answer_error(response, record, error)
-
-    def _answer_error(self, response: Response, record: RequestRecord, error: ApiError) -> None:
-        if record.outcome == "ok":
-            record.outcome = error.code or error.type
-        if not response.status:
-            headers = [*error_headers(error), *self._attempts.own_headers(record)]
-            response.send(error.status, headers, error.to_json())
-        elif not response.finished:
-            # The stream has begun: tell it inside, and let closing mark that it is not complete.
-            response.keep_alive = False
-            response.write(error_event(error))
-            response.end()
