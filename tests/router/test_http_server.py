@@ -16,7 +16,7 @@ from kvoy_router.http_response import Response
 from kvoy_router.http_server import Handler, HttpLimits, HttpServer
 from kvoy_router.testing import eventually
 
-LIMITS = HttpLimits(sweep_s=0.02, linger_s=0.5, drain_idle_s=0.02)
+LIMITS = HttpLimits(sweep_s=0.02, linger_s=30.0, drain_idle_s=0.02)
 
 
 async def echo(request: Request, response: Response) -> None:
@@ -278,7 +278,7 @@ async def test_a_large_body_waits_for_room_and_small_requests_pass(piece: bytes)
 
 
 async def test_a_large_body_that_finds_no_room_in_time_is_refused() -> None:
-    limits = replace(LIMITS, memory_wait_s=0.05)
+    limits = replace(LIMITS, memory_wait_s=0.05, linger_s=2.0)
 
     async with one_large_request_under_way(limits) as (server, _):
         unread = await talk(server, large(), LARGE)
@@ -522,6 +522,7 @@ async def test_a_slow_reader_pauses_its_producer() -> None:
     async with serving(flood) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
         writer.write(POST + CLOSE + b"content-length: 0\r\n\r\n")
+        await eventually(lambda: written)
         last = -1
         while written != last:
             last = written
@@ -535,15 +536,18 @@ async def test_a_slow_reader_pauses_its_producer() -> None:
 
 
 async def test_a_client_that_never_reads_is_dropped() -> None:
+    begun = asyncio.Event()
+
     async def flood(request: Request, response: Response) -> None:
         response.start(200, [])
         response.write(b"x" * 20_000_000)
+        begun.set()
         await asyncio.Event().wait()
 
     async with serving(flood, replace(LIMITS, send_stall_s=0.1)) as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
         writer.write(POST + b"content-length: 0\r\n\r\n")
-        await eventually(lambda: server.num_connections == 1)
+        await begun.wait()
         await eventually(lambda: server.num_connections == 0)
         writer.close()
 
@@ -567,19 +571,20 @@ async def test_an_error_in_a_handler_is_a_500_and_the_connection_lives() -> None
 
 
 async def test_draining_finishes_the_running_answer_and_closes_the_idle() -> None:
-    release = asyncio.Event()
+    begun, release = asyncio.Event(), asyncio.Event()
 
     async def wait(request: Request, response: Response) -> None:
+        begun.set()
         await release.wait()
         response.send(200, [], b"done")
 
     async with serving(wait) as server:
         idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", server.port)
         busy = asyncio.create_task(talk(server, POST + b"content-length: 0\r\n\r\n"))
+        await begun.wait()
         await eventually(lambda: server.num_connections == 2)
-        await asyncio.sleep(0.02)
 
-        draining = asyncio.create_task(server.drain(5))
+        draining = asyncio.create_task(server.drain(30))
         assert await idle_reader.read() == b""
         release.set()
 
