@@ -47,7 +47,7 @@ def write_keys(path: Path, *entries: dict[str, Any]) -> str:
 def client_of(router: Router, letter: str = "") -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {key_text(letter)}"} if letter else {}
     url = f"http://127.0.0.1:{router.server.port}"
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=10)
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=60)
 
 
 async def ask(router: Router, letter: str = "", body: Any = CHAT, **options: Any) -> httpx.Response:
@@ -361,7 +361,7 @@ async def test_requests_are_held_for_the_first_engine_and_then_encoded_as_it_doe
         task = asyncio.create_task(ask(router))
         await eventually(lambda: router.gate.flow.num_waiting == 1)
         file.write_text(f"engines: ['{engine.address}@{port}']")
-        answer = await asyncio.wait_for(task, 10)
+        answer = await asyncio.wait_for(task, 30)
 
     assert answer.status_code == 200
     (request,) = engine.requests
@@ -370,7 +370,7 @@ async def test_requests_are_held_for_the_first_engine_and_then_encoded_as_it_doe
 
 
 async def test_holding_is_bounded_in_number_and_time(start_engine: StartEngine) -> None:
-    settings: dict[str, Any] = {"model": ("m",), "max_held": 1, "max_held_s": 0.5}
+    settings: dict[str, Any] = {"model": ("m",), "max_held": 1, "max_held_s": 1.5}
     async with running_router([], wait=False, **settings) as router:
         router.pool.remove_endpoint("127.0.0.1:9")
         task = asyncio.create_task(ask(router))
@@ -482,7 +482,7 @@ async def test_the_main_port_speaks_tls_where_it_has_a_certificate(
 
     async with running_router([engine], **settings) as router:
         url = f"https://127.0.0.1:{router.server.port}"
-        async with httpx.AsyncClient(base_url=url, verify=trust, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=url, verify=trust, timeout=60) as client:
             whole = await client.post("/v1/chat/completions", json=CHAT)
             stream = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
         assert value_of(router, "kvoy_router_certificate_ok") == 1

@@ -105,7 +105,7 @@ async def test_who_waits_goes_on_when_a_report_tells_of_room() -> None:
     await eventually(lambda: gate.flow.num_waiting == 1)
 
     seats.num_seats = 1
-    await asyncio.wait_for(task, 5.0)
+    await asyncio.wait_for(task, 30.0)
 
 
 async def test_one_whose_client_goes_leaves_the_queue_at_once() -> None:
@@ -177,7 +177,7 @@ async def test_a_task_that_waited_too_long_is_refused() -> None:
 
     now_s = 105.0
     with pytest.raises(Saturated):
-        await asyncio.wait_for(task, 5.0)
+        await asyncio.wait_for(task, 30.0)
 
 
 async def test_tasks_are_held_until_a_first_engine_serves_or_for_a_bounded_time() -> None:
@@ -195,7 +195,7 @@ async def test_tasks_are_held_until_a_first_engine_serves_or_for_a_bounded_time(
         await gate.enter(ticket(at_s=now_s))
 
     seats.num_seats = 1
-    await asyncio.wait_for(asyncio.gather(*held), 5.0)
+    await asyncio.wait_for(asyncio.gather(*held), 30.0)
 
     assert len(order) == 2
 

@@ -236,11 +236,15 @@ async def test_one_of_them_may_fail(start_engine: StartEngine, broken: int) -> N
 
 async def test_a_request_that_kills_both_is_suspect(start_engine: StartEngine) -> None:
     engines = [await start_engine() for _ in range(4)]
+    gate = asyncio.Event()
     for engine in engines:
-        engine.script = Script(delay_s=0.3, fault=Fault.RESET_BEFORE_HEAD)
+        engine.script = Script(gate=gate, fault=Fault.RESET_BEFORE_HEAD)
 
     async with running_router(engines, **FIXED, breaker_failures=0) as router:
-        answer = await ask(router)
+        asking = asyncio.create_task(ask(router))
+        await eventually(lambda: sum(engine.in_flight for engine in engines) == 2)
+        gate.set()
+        answer = await asking
 
         assert answer.status_code == 502
         assert answer.json()["error"]["code"] == "suspect"

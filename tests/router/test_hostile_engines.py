@@ -16,7 +16,7 @@ import pytest
 
 from kvoy_contract.testing import FakeEngine, Fault, Script
 from kvoy_router.app import Router
-from kvoy_router.testing import eventually, in_flight, running_router
+from kvoy_router.testing import eventually, hurry, in_flight, running_router
 
 StartEngine = Callable[..., Awaitable[FakeEngine]]
 
@@ -25,13 +25,9 @@ OK = b"HTTP/1.1 200 OK\r\n"
 JSON = OK + b"content-type: application/json\r\n"
 SSE = OK + b"content-type: text/event-stream\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
-SHORT: dict[str, Any] = {
-    "first_byte_timeout_s": 0.3,
-    "whole_answer_timeout_s": 0.3,
-    "idle_timeout_s": 0.3,
-    "breaker_failures": 0,
-    "max_retries": 1,
-}
+SHORT_S = 0.3
+"""How long such an engine is waited for, so that the tests end soon."""
+FEW: dict[str, Any] = {"breaker_failures": 0, "max_retries": 1}
 
 
 def chunk(data: bytes) -> bytes:
@@ -134,11 +130,13 @@ async def test_what_is_no_answer_is_an_error_object_and_another_engine_is_asked(
     alone: dict[str, httpx.Response] = {}
     statuses: dict[str, list[int]] = {}
 
-    async with facing(hostile, **SHORT) as router:
+    async with facing(hostile, **FEW) as router:
+        hurry(router, hostile.address, SHORT_S)
         for name, (hostile.answer, hostile.closes) in NOTHING_TO_TELL.items():
             alone[name] = await ask(router, stream=stream)
     num_asked = hostile.num_asked
-    async with facing(hostile, good, **SHORT) as router:
+    async with facing(hostile, good, **FEW) as router:
+        hurry(router, hostile.address, SHORT_S)
         for name, (hostile.answer, hostile.closes) in NOTHING_TO_TELL.items():
             answers = [await ask(router, stream=stream) for _ in range(2)]
             statuses[name] = [answer.status_code for answer in answers]
@@ -190,7 +188,7 @@ ENDINGS = {
 
 
 async def test_a_stream_that_stops_tells_whole_events_and_then_one_error(hostile: Hostile) -> None:
-    async with facing(hostile, **SHORT) as router:
+    async with facing(hostile, idle_timeout_s=SHORT_S, **FEW) as router:
         for said, hostile.closes, words in ENDINGS.values():
             hostile.answer = SSE + CHUNKED + chunk(said)
             answer = await ask(router, stream=True)
