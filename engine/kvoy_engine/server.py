@@ -189,7 +189,7 @@ class EngineServer:
         if link.failed.is_set():
             logger.error("engine ends: its core failed")
             self._hub.announce()
-            await asyncio.sleep(FAILURE_LINGER_S)
+            await first_event(self._stop, timeout_s=FAILURE_LINGER_S)
             return 1
         await self._finish_requests(link)
         return 1 if link.failed.is_set() else 0
