@@ -19,7 +19,7 @@ from kvoy_operator.views import pod_view, workload_view
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 NATIVE = {"kind": "native"}
 """Mounts its model, which a simulated engine does not."""
 
@@ -99,6 +99,13 @@ def test_a_group_that_finds_no_gpu_says_so(control_plane: ControlPlane, namespac
 
 def test_a_quota_refuses_pods(control_plane: ControlPlane, namespace: str) -> None:
     control_plane.kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
+    # Until then pods are refused because the quota's use is unknown.
+    quota = f"/api/v1/namespaces/{namespace}/resourcequotas/none"
+    wait_for(
+        lambda: control_plane.api.get(quota)["status"]["hard"],
+        "the quota's use is known",
+        TIMEOUT_S,
+    )
     workload = _deploy(control_plane, namespace, {})
 
     failure = _failure_of_workload(control_plane, namespace, workload["metadata"]["name"])
@@ -107,9 +114,9 @@ def test_a_quota_refuses_pods(control_plane: ControlPlane, namespace: str) -> No
     assert "exceeded quota: none" in failure.message
 
 
-def test_pod_security_refuses_pods(control_plane: ControlPlane, namespace: str) -> None:
-    level = "pod-security.kubernetes.io/enforce=restricted"
-    control_plane.kubectl("label", "namespace", namespace, level)
+def test_pod_security_refuses_pods(control_plane: ControlPlane) -> None:
+    level = {"pod-security.kubernetes.io/enforce": "restricted"}
+    namespace = control_plane.create_namespace(level)
     cache = {"hostPath": {"path": "/var/models"}}
     model = {"uri": "hf://Qwen/Qwen3-0.6B", "cache": cache}
     workload = _deploy(control_plane, namespace, {"engine": NATIVE, "model": model})

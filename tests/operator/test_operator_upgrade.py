@@ -63,6 +63,12 @@ def _container(workload: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
+def _versions(site: Site) -> set[str | None]:
+    """Which ones the labels of engines' workloads name."""
+    workloads = [*site.all("Deployment", _ENGINES), *site.all("LeaderWorkerSet", _ENGINES)]
+    return {each["metadata"]["labels"].get(newer.VERSION_LABEL) for each in workloads}
+
+
 def _is_router_new(site: Site, name: str) -> bool:
     router = _container(site.get("Deployment", f"{name}-router"))
     return newer.ADDED_VARIABLE in router.get("env", [])
@@ -88,8 +94,7 @@ def test_other_templates_roll_the_router_and_no_engine(site: Site) -> None:
         site.wait_for_condition(name, "Progressing", "False", "Settled")
         revision = site.get("LLMService", name)["status"]["revision"]
         assert revision["current"] == revision["update"] == revisions[name]
-    for workload in [*site.all("Deployment", _ENGINES), *site.all("LeaderWorkerSet", _ENGINES)]:
-        assert workload["metadata"]["labels"][newer.VERSION_LABEL] == newer.VERSION
+    site.wait_until(lambda: _versions(site) == {newer.VERSION}, "workloads have the new label")
     assert _engines(site) == before
 
     # What is edited from now on is rendered by the later version.

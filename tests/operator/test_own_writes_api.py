@@ -22,7 +22,7 @@ from kvoy_operator.record import Ref
 
 pytestmark = pytest.mark.slow
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 240.0
 _SPEC: dict[str, Any] = {
     "model": {"uri": "hf://Qwen/Qwen3-0.6B"},
     "engine": {"kind": "sim"},

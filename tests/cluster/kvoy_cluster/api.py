@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 APPLY_PATCH = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 class ApiError(Exception):

@@ -15,7 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvoy_cluster.waiting import wait_for
 from kvoy_contract.testing_ports import free_port
 
-_END_TIMEOUT_S = 30.0
+_TIMEOUT_S = 240.0
+"""Of whatever takes seconds on an idle machine."""
+_ANSWER_TIMEOUT_S = 60.0
 _OWN_PACKAGES = str(Path(__file__).parents[1])
 
 
@@ -44,17 +46,24 @@ class OperatorProcess:
         return self._process.poll() is None
 
     def wait_until_ready(self) -> None:
-        wait_for(lambda: self.get("/readyz") == "ok\n", "operator ready", unless=self._ended)
+        wait_for(
+            lambda: self.get("/readyz") == "ok\n",
+            "operator ready",
+            _TIMEOUT_S,
+            unless=self._ended,
+        )
 
     def wait_until_leading(self) -> None:
         wait_for(
             lambda: self.metric("kvoy_operator_leader") == 1.0,
             "operator leads",
+            _TIMEOUT_S,
             unless=self._ended,
         )
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+        address = f"http://127.0.0.1:{self.port}{path}"
+        with urllib.request.urlopen(address, timeout=_ANSWER_TIMEOUT_S) as answer:
             return str(answer.read().decode())
 
     def metric(self, name: str, **labels: str) -> float:
@@ -74,12 +83,12 @@ class OperatorProcess:
     def terminate(self) -> int:
         """End it as Kubernetes does; its exit status."""
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(_END_TIMEOUT_S)
+        return self._process.wait(_TIMEOUT_S)
 
     def kill(self) -> None:
         """End it as a lost node does."""
         self._process.kill()
-        self._process.wait(_END_TIMEOUT_S)
+        self._process.wait(_TIMEOUT_S)
 
     def stop(self) -> None:
         if self.is_running:
