@@ -194,10 +194,13 @@ async def client_of(router: Router) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def read_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Seen:
-    """Ask for a stream and read it to its end. Internal comments must not be in it."""
+async def read_stream(
+    client: httpx.AsyncClient, body: dict[str, Any], seen: Seen | None = None
+) -> Seen:
+    """Ask for a stream and read it to its end, into `seen` where somebody looks at it meanwhile.
+    Internal comments must not be in it."""
     path = CHAT_COMPLETIONS_PATH if "messages" in body else COMPLETIONS_PATH
-    seen, parser = Seen(), SseParser()
+    seen, parser = seen or Seen(), SseParser()
     options = {"include_usage": True} | body.get("stream_options", {})
     body = body | {"stream": True, "stream_options": options}
     async with client.stream("POST", path, json=body) as response:

@@ -102,22 +102,24 @@ async def two_engines() -> AsyncIterator[tuple[list[Engine], Router, httpx.Async
         yield engines, router, await stack.enter_async_context(client_of(router))
 
 
-async def ask_all(client: httpx.AsyncClient) -> list[Seen]:
-    bodies = [BODY | {"seed": seed} for seed in range(NUM_STREAMS)]
-    return list(await asyncio.gather(*(read_stream(client, body) for body in bodies)))
+async def ask_all(client: httpx.AsyncClient, seen: list[Seen]) -> list[Seen]:
+    """One stream into each of these."""
+    bodies = [BODY | {"seed": seed} for seed in range(len(seen))]
+    return await asyncio.gather(*map(read_stream, [client] * len(seen), bodies, seen))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_streams_outlive_an_engine_that_is_killed_or_stopped(how: signal.Signals) -> None:
     async with two_engines() as (engines, router, client):
-        wholes = await ask_all(client)
-        asked = asyncio.create_task(ask_all(client))
+        wholes = await ask_all(client, [Seen() for _ in range(NUM_STREAMS)])
+        seen = [Seen() for _ in range(NUM_STREAMS)]
+        asked = asyncio.create_task(ask_all(client, seen))
         first = engines[0]
-        await eventually(lambda: in_flight(router) == [NUM_STREAMS // 2] * 2)
-        await asyncio.sleep(1.2)  # beyond what counts as the beginning of a request
+        await eventually(lambda: all(any(one.texts.values()) for one in seen))
+        assert in_flight(router) == [NUM_STREAMS // 2] * 2
 
         first.process.send_signal(how)
-        seen = await asked
+        await asked
 
         for one, whole in zip(seen, wholes, strict=True):
             one.assert_equals(whole)

@@ -65,9 +65,9 @@ async def test_a_stream_of_a_hanging_engine_goes_on_elsewhere(
 async def test_an_engine_whose_stream_flows_does_not_hang(start_engine: StartEngine) -> None:
     engines = [await start_engine(resume=True), await start_engine(resume=True)]
     for engine in engines:
-        engine.script = Script(pieces=PIECES, gap_s=0.4)
+        engine.script = Script(pieces=PIECES, gap_s=0.5)
 
-    async with running_router(engines, hang_timeout_s=0.8) as router, client_of(router) as client:
+    async with running_router(engines, hang_timeout_s=2.0) as router, client_of(router) as client:
         asked = asyncio.create_task(read_stream(client, CHAT))
         mute, other = await busy_and_other(engines)
         mute.is_muted = True

@@ -55,7 +55,7 @@ async def test_a_finished_request_leaves_nothing_to_the_collector(
     body = {"model": "m", "max_tokens": 4, "stream": stream, **said}
     async with (
         running_router([engine]) as router,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.server.port}") as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.server.port}", timeout=60) as client,
     ):
         await client.post(path, json=body)
         left: Counter[str] = Counter()
@@ -80,7 +80,7 @@ async def test_a_closed_connection_leaves_nothing_to_the_collector(
         async def ask() -> None:
             address = f"http://127.0.0.1:{router.server.port}"
             async with (
-                httpx.AsyncClient(base_url=address) as client,
+                httpx.AsyncClient(base_url=address, timeout=60) as client,
                 client.stream("POST", "/v1/completions", json=body) as answer,
             ):
                 async for line in answer.aiter_lines():

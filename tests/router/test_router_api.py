@@ -28,7 +28,7 @@ def url_of(router: Router) -> str:
 
 
 async def call(router: Router, method: str, path: str, **options: Any) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=url_of(router), timeout=20) as client:
+    async with httpx.AsyncClient(base_url=url_of(router), timeout=60) as client:
         return await client.request(method, path, **options)
 
 

@@ -179,7 +179,7 @@ async def test_a_router_in_a_cluster_is_ready_once_it_knows_what_there_is(
     async with scene.router(admin_port=free_port()) as router:
         assert router.admin_server is not None
         base = f"http://127.0.0.1:{router.admin_server.port}"
-        async with httpx.AsyncClient(base_url=base) as admin:
+        async with httpx.AsyncClient(base_url=base, timeout=60) as admin:
             unready = await admin.get("/ready")
             scene.add_service("qwen")
             deadline = asyncio.get_running_loop().time() + WAIT_S
@@ -238,6 +238,8 @@ async def test_a_router_process_as_a_pod_runs_it(scene: Scene, start_engine: Sta
     port, admin_port = free_port(), free_port()
     flags = f"--host 0.0.0.0 --port {port} --admin-port {admin_port} --kubernetes"
     flags += f" --fleet-file {scene.fleet_file} --policy kv-aware --drain-timeout-s 5"
+    # On a busy machine the engines of this process may be late with their reports.
+    flags += " --hang-timeout-s 60 --stale-after-s 60"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvoy_router", *flags.split(), "--log-format", "json",
         env=os.environ | {"KUBECONFIG": str(scene.kubeconfig)},
@@ -248,7 +250,7 @@ async def test_a_router_process_as_a_pod_runs_it(scene: Scene, start_engine: Sta
         engines = await scene.start_engines(start_engine, "qwen-s-r1", service, 1)
         async with (
             asyncio.timeout(WAIT_S),
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
         ):
             await until_served(client)
         process.send_signal(signal.SIGTERM)
@@ -294,7 +296,7 @@ async def test_the_admin_port_says_unready_while_streams_drain(
     service = scene.add_service("qwen")
     scene.deploy("qwen-s-r1", service)
     gate = asyncio.Event()
-    async with contextlib.AsyncExitStack() as stack, httpx.AsyncClient() as admin:
+    async with contextlib.AsyncExitStack() as stack, httpx.AsyncClient(timeout=60) as admin:
         router = await stack.enter_async_context(scene.router(admin_port=free_port()))
         engines = await scene.start_engines(start_engine, "qwen-s-r1", service, 1)
         (engine,) = engines.values()

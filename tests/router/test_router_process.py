@@ -65,15 +65,17 @@ async def test_sigterm_lets_running_streams_end_and_exits_0(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
     engine = await start_engine()
-    engine.script = Script(pieces=("x",) * 20, gap_s=0.03)
+    gate = asyncio.Event()
+    engine.script = Script(pieces=("x",) * 20, gap_s=0.03, gate=gate)
     port = free_port()
     router = await start_router("--engine", flag_of(engine), "--port", str(port))
     await until_ready(port)
 
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=STREAM))
         await eventually(lambda: engine.in_flight == 1)
         router.send_signal(signal.SIGTERM)
+        gate.set()
         answer = await asking
 
     _, errors = await router.communicate()
@@ -105,7 +107,7 @@ async def test_a_router_that_knows_a_hundred_engines_stays_small(
     await eventually(lambda: all(engine.num_acks for engine in engines), timeout_s=120)
     await until_ready(port)
 
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         for _ in range(200):
             assert (await client.post("/v1/chat/completions", json=STREAM)).status_code == 200
 

@@ -26,7 +26,8 @@ def pod(engine: FakeEngine, name: str, service: str = "svc") -> FoundEngine:
 
 async def ask(router: Router, model: str = "m") -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.server.port}") as client:
+    url = f"http://127.0.0.1:{router.server.port}"
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         return await client.post("/v1/chat/completions", json=body)
 
 

@@ -143,7 +143,7 @@ async def test_an_engine_that_comes_back_after_minutes_of_absence_is_found(
         await engine.stop_telemetry()
         await eventually(lambda: knowledge(router, engine) is Knowledge.LOST)
         await engine.start_telemetry()
-        await eventually(lambda: knowledge(router, engine) is Knowledge.EXACT, timeout_s=15)
+        await eventually(lambda: knowledge(router, engine) is Knowledge.EXACT)
 
 
 async def test_a_fleet_with_one_tokenizer_hands_it_over_once(start_engine: StartEngine) -> None:
