@@ -4,9 +4,10 @@ A request is counted from its first byte to the end of its answer. A small one t
 of whatever is left. A large body needs a place first, for all that will be held of it, and its
 client is not read from until there is one; and it needs a place while it is decoded, and one while
 its prompt is encoded, for what is made of it meanwhile. Places of each kind are given in the order
-in which they were asked for, and are only parts of the budget, so that small requests find room
-beside any number of large ones. Among the small ones short ones have the last part for themselves,
-and decode at once; the others have places for that too.
+in which they were asked for, except that what would not fit even alone now keeps nobody waiting.
+They are only parts of the budget, so that small requests find room beside any number of large
+ones. Among the small ones short ones have the last part for themselves, and decode at once; the
+others have places for that too.
 
 Nobody waits for a place of a kind that it has one of, and all wait in the same order of kinds
 (held, decoding, encoding): so whoever has the last of them goes on. Pure: knows no socket and no
@@ -28,8 +29,8 @@ SHORT_BODY_BYTES = 4096
 """Up to so much a request waits for nobody: it is decoded and encoded at once."""
 _PARTS = 32
 _HELD, _UNREAD, _DECODING, _ENCODING, _READING = 10, 2, 8, 7, 1
-_LEAST_READING_BYTES = 32 * SMALL_BODY_BYTES
-"""What the worst small body is decoded to."""
+_LEAST_READING_BYTES = 52 * SMALL_BODY_BYTES
+"""What the worst small body is decoded to: wide texts, structure, and half as many token ids."""
 _PLACES = 28
 """All of them; what is left is for small requests alone, and the last part for short ones."""
 
@@ -80,6 +81,8 @@ class Room:
         self._parts = parts
         self._least_bytes = least_bytes
         self._queue: deque[Claim] = deque()
+        self._aside: list[Claim] = []
+        """Those that wait until the room itself is larger; the others do not wait for them."""
         self.used_bytes = 0
         self.max_bytes = 0
 
@@ -90,7 +93,7 @@ class Room:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._aside)
 
     def claim(self, num_bytes: int, on_room: Callable[[], None] | None = None) -> Claim:
         """A place: `is_held` at once, or `on_room` is called when it is."""
@@ -99,7 +102,7 @@ class Room:
             self._take(num_bytes)
             claim.is_held = True
         else:
-            self._queue.append(claim)
+            self._line_of(claim).append(claim)
             self._memory.num_waiting += 1
         return claim
 
@@ -107,14 +110,16 @@ class Room:
         if claim.is_held:
             claim.is_held = False
             self._take(-claim.num_bytes)
-        elif claim in self._queue:
-            self._queue.remove(claim)
+        elif claim in (line := self._line_of(claim)):
+            line.remove(claim)
             self._memory.num_waiting -= 1
         self._memory.wake()
 
     def resize(self, claim: Claim, num_bytes: int) -> bool:
         if not claim.is_held:
             claim.num_bytes = num_bytes
+            self._line_up()
+            self._memory.wake()
             return True
         more = num_bytes - claim.num_bytes
         if more > 0 and not self._has_room(more):
@@ -127,6 +132,7 @@ class Room:
 
     def use(self, budget_bytes: int) -> None:
         self.max_bytes = max(budget_bytes * self._parts // _PARTS, self._least_bytes)
+        self._line_up()
 
     def grant_first(self) -> bool:
         """The first that waits gets its place, if it fits."""
@@ -137,6 +143,18 @@ class Room:
         self._take(claim.num_bytes)
         claim.grant()
         return True
+
+    def _line_of(self, claim: Claim) -> deque[Claim] | list[Claim]:
+        """Where it waits."""
+        return self._queue if claim.num_bytes <= self.max_bytes else self._aside
+
+    def _line_up(self) -> None:
+        """After a change of what is wished for or of what there is. Who stood aside comes first."""
+        if self._aside or any(claim.num_bytes > self.max_bytes for claim in self._queue):
+            waiting = [*self._aside, *self._queue]
+            self._aside, self._queue = [], deque()
+            for claim in waiting:
+                self._line_of(claim).append(claim)
 
     def _has_room(self, num_bytes: int) -> bool:
         memory = self._memory

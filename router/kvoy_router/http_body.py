@@ -1,8 +1,8 @@
 """A request body that comes in pieces: a large one has a place in memory before it is read.
 
 Until then its client is not read from, which stops it through TCP; what had come in the same read
-as the head is kept. A body that announces no length asks for the place of the largest one when it
-turns out to be large.
+as the head is kept. A body that announces no length asks for half of the room when it turns out to
+be large.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from kvoy_router.body_memory import SMALL_BODY_BYTES, Claim
 
 if TYPE_CHECKING:
     from kvoy_router.http_connection import ServerConnection
-
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def place_bytes(body_bytes: int) -> int:
@@ -29,7 +27,7 @@ def _largest_body(place_bytes: int) -> int:
 
 
 class IncomingBody:
-    __slots__ = ("_connection", "_data", "_is_complete", "_memory", "claim", "owes_continue")
+    __slots__ = ("_connection", "_data", "_is_complete", "_memory", "claim")
 
     def __init__(self, connection: ServerConnection, data: bytes = b"") -> None:
         """`data`: what has come, and is counted."""
@@ -39,8 +37,6 @@ class IncomingBody:
         self._is_complete = False
         self.claim: Claim | None = None
         """None while it is a small one, as far as is known."""
-        self.owes_continue = False
-        """Whether the client waits for a word before it sends the body."""
 
     @property
     def waits(self) -> bool:
@@ -74,7 +70,7 @@ class IncomingBody:
             raise too_many()
         self._data += data
         if self.claim is None and num_bytes > SMALL_BODY_BYTES:
-            self._ask_for_largest()
+            self._ask_for_half()
 
     def complete(self) -> tuple[bytes, Claim | None]:
         """The body and its place, held or not. None: it was small, and is counted as those are."""
@@ -90,16 +86,19 @@ class IncomingBody:
         if self.claim is None:
             self._memory.give_back(len(self._data))
         else:
-            if self.waits and self._connection.transport is not None:
-                self._connection.transport.resume_reading()  # whatever still comes is thrown away
             self.claim.end()
 
-    def _ask_for_largest(self) -> None:
-        """It may become as large as the largest for which there is ever room."""
+    def _ask_for_half(self) -> None:
+        """It may become as large as what fits into half of the room that there is now: what else
+        this process holds may grow a little, and still it finds its place."""
         connection = self._connection
-        largest = min(connection.max_body_bytes, _largest_body(self._memory.held.most_bytes))
-        connection.max_body_bytes = largest
-        self.ask(largest)
+        largest = _largest_body(self._memory.held.max_bytes // 2)
+        if largest < SMALL_BODY_BYTES:
+            raise too_many()
+        connection.max_body_bytes = min(connection.max_body_bytes, largest)
+        if len(self._data) > connection.max_body_bytes:
+            raise too_large(connection.max_body_bytes)
+        self.ask(connection.max_body_bytes)
 
     def _stop_reading(self) -> None:
         connection = self._connection
@@ -113,21 +112,12 @@ class IncomingBody:
         connection = self._connection
         if connection.transport is None:
             return
-        if self.owes_continue:
-            connection.transport.write(_CONTINUE)
-        connection.transport.resume_reading()
+        connection.resume_reading()
         if self._is_complete:
             connection.start_next()
         elif not connection.is_answering:
             connection.deadline = connection.server.now_s() + connection.server.limits.body_s
-
-
-def say_continue(connection: ServerConnection, body: IncomingBody | None) -> None:
-    """To a client that waits for a word before it sends the body: now, or when it has a place."""
-    if body is not None and body.waits:
-        body.owes_continue = True
-    elif not connection.is_answering and connection.transport is not None:
-        connection.transport.write(_CONTINUE)
+            connection.say_continue()
 
 
 def too_large(max_bytes: int) -> ApiError:

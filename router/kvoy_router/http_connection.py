@@ -9,16 +9,15 @@ once, because TCP cannot tell a half-closed client from one that has left."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from kvoy_contract.errors import ApiError, BadRequest, EngineFailed, RequestTimeout, Unavailable
+from kvoy_contract.errors import ApiError, BadRequest, RequestTimeout, Unavailable
 from kvoy_router.body_memory import REQUEST_BYTES, SMALL_BODY_BYTES
-from kvoy_router.http_body import IncomingBody, say_continue, too_large, too_many
+from kvoy_router.http_body import IncomingBody, too_large, too_many
 from kvoy_router.http_message import (
     Headers,
     HeadersTooLarge,
@@ -28,16 +27,15 @@ from kvoy_router.http_message import (
     refusal_of,
     without_upgrade,
 )
-from kvoy_router.http_response import Response
+from kvoy_router.http_response import Response, answer
 
 if TYPE_CHECKING:
     from kvoy_router.http_server import HttpServer
 
-log = logging.getLogger(__name__)
-
 _WRITE_HIGH_WATER_BYTES = 64 * 1024
 _MAX_HEADERS = 128
 _MAX_PIPELINED = 8
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ServerConnection(asyncio.Protocol):
@@ -50,6 +48,7 @@ class ServerConnection(asyncio.Protocol):
         "_head_done",
         "_headers",
         "_incoming",
+        "_owes_continue",
         "_parser",
         "_paused_bytes",
         "_queue",
@@ -70,8 +69,7 @@ class ServerConnection(asyncio.Protocol):
         self.server = server
         self.transport: asyncio.Transport | None = None
         self.deadline = math.inf
-        """On the loop's clock: when what the client owes now (a head, a body, reading) is
-        overdue."""
+        """On the loop's clock: when what the client owes (a head, a body, reading) is overdue."""
         self.is_write_paused = False
         self.is_discarding = False
         """Nothing more is read from this client; it ends after the answers that are due."""
@@ -89,6 +87,7 @@ class ServerConnection(asyncio.Protocol):
         self._body = b""
         self._body_length = 0
         self._incoming: IncomingBody | None = None
+        self._owes_continue = False
         self.max_body_bytes = 0
         self._quiet_bytes = 0
         self._upgrade_refused = False
@@ -137,7 +136,7 @@ class ServerConnection(asyncio.Protocol):
             self._response.on_resume()
         elif self.is_discarding:
             self.deadline = self.server.now_s() + self.server.limits.linger_s
-        else:
+        elif not self._queue:
             self._await_request()
 
     def data_received(self, data: bytes) -> None:
@@ -158,10 +157,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Serve a request that offers HTTP/2 or WebSocket as plain HTTP/1.1, as the standard
-        allows.
-
-        The parser stops at such a head, so a new one reads it again without the offer.
-        """
+        allows. The parser stops at such a head, so a new one reads it again without the offer."""
         if self._upgrade_refused:
             self._refuse(BadRequest("Malformed HTTP request."))
             return
@@ -214,8 +210,16 @@ class ServerConnection(asyncio.Protocol):
             self._incoming = IncomingBody(self)
             if length is not None:
                 self._incoming.ask(length)
-        if length != 0 and any(name == b"expect" for name, _ in self._headers):
-            say_continue(self, self._incoming)
+        if length != 0 and version != "1.0":
+            self._owes_continue = any(name == b"expect" for name, _ in self._headers)
+            self.say_continue()
+
+    def say_continue(self) -> None:
+        """If a client waits for it: when its body has a place, never into another's answer."""
+        is_next = self._response is None and not self._queue and not self._waits_for_memory
+        if self._owes_continue and is_next and self.transport is not None:
+            self._owes_continue = False
+            self.transport.write(_CONTINUE)
 
     def on_body(self, data: bytes) -> None:
         self._quiet_bytes = 0
@@ -260,6 +264,7 @@ class ServerConnection(asyncio.Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer `error` after what is already due, read no more, and close."""
         self.is_discarding = True
+        self._forget_message()  # what is due first may take minutes
         self._queue.append(error)
         self.start_next()
 
@@ -285,7 +290,8 @@ class ServerConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """For a draining server: only a request, running or coming in, keeps the connection."""
-        if self._response is None and not self._is_receiving and self.transport is not None:
+        is_idle = self._response is None and not self._queue and not self._is_receiving
+        if is_idle and self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
@@ -299,6 +305,13 @@ class ServerConnection(asyncio.Protocol):
             item = self._queue[0]
             return isinstance(item, Request) and item.waits
         return self._incoming is not None and self._incoming.waits
+
+    def resume_reading(self) -> None:
+        """Unless a body of this client still waits for a place."""
+        parts = (self._incoming, *self._queue)
+        waits = any(part.waits for part in parts if isinstance(part, IncomingBody | Request))
+        if self.transport is not None and not waits:
+            self.transport.resume_reading()
 
     def start_next(self) -> None:
         """The first of those that have come begins, unless one is being answered."""
@@ -323,36 +336,21 @@ class ServerConnection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._run(item, self._response))
 
     def _await_request(self) -> None:
-        if not self._queue and not self.is_discarding:
-            self.deadline = self.server.now_s() + self.server.limits.keep_alive_s
+        """Or the rest of one of which a part came while another was answered."""
+        if not self.is_discarding:
+            self.deadline = self.server.now_s() + self.server.limits.time_s(
+                self._is_receiving, self._waits_for_memory
+            )
+            self.say_continue()
 
     async def _run(self, request: Request, response: Response) -> None:
         try:
-            await self.server.handler(request, response)
-        except ApiError as error:
-            self._answer_failure(response, error)
-        except asyncio.CancelledError:
-            # The client has gone, or the server ends: there is nobody to answer.
-            response.abort()
-            raise
-        except Exception:
-            log.exception("request handler failed", extra={"path": request.path})
-            self._answer_failure(response, EngineFailed("Internal error.", code="internal_error"))
-        else:
-            if not response.finished:
-                log.error("request handler left no answer", extra={"path": request.path})
-                response.abort()
+            await answer(self.server.handler, request, response)
         finally:
             self._task = None
             self._response = None
             self.server.release(request, REQUEST_BYTES)
             self._after(response)
-
-    def _answer_failure(self, response: Response, error: ApiError) -> None:
-        if response.status:
-            response.abort()
-        else:
-            response.send_error(error)
 
     def _after(self, response: Response) -> None:
         if self.transport is None or self.transport.is_closing():
@@ -379,14 +377,19 @@ class ServerConnection(asyncio.Protocol):
 
     def _forget_input(self) -> None:
         """Drop what was read and not begun: a partial body and waiting requests."""
-        if self._incoming is not None:
-            self._incoming.end()
-        self.server.memory.give_back(len(self._body))
         for item in self._queue:
             if isinstance(item, Request):
                 self.server.release(item)
         self._queue.clear()
+        self._forget_message()
+
+    def _forget_message(self) -> None:
+        """Drop the part of a request that has come."""
+        if self._incoming is not None:
+            self._incoming.end()
+        self.server.memory.give_back(len(self._body))
         self._reset_message()
+        self.resume_reading()  # what still comes is thrown away, and the client's end is seen
 
     def _count_paused(self, num_bytes: int) -> None:
         """So much is held for a client that reads slowly. Without room for it the client is cut."""

@@ -8,14 +8,17 @@ packet."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from kvoy_contract.errors import ApiError
+from kvoy_contract.errors import ApiError, EngineFailed
 from kvoy_router.http_message import Headers, Request, encode_head, error_headers
 
 if TYPE_CHECKING:
     from kvoy_router.http_connection import ServerConnection
+
+log = logging.getLogger(__name__)
 
 _BODILESS = frozenset({204, 304})
 
@@ -152,3 +155,31 @@ class Response:
     def _finish(self) -> None:
         self.finished = True
         self.on_pause = self.on_resume = self.on_lost = _nothing
+
+
+async def answer(
+    handler: Callable[[Request, Response], Awaitable[None]], request: Request, response: Response
+) -> None:
+    """Have `handler` answer, or answer its failure in its place."""
+    try:
+        await handler(request, response)
+    except ApiError as error:
+        _answer_failure(response, error)
+    except asyncio.CancelledError:
+        # The client has gone, or the server ends: there is nobody to answer.
+        response.abort()
+        raise
+    except Exception:
+        log.exception("request handler failed", extra={"path": request.path})
+        _answer_failure(response, EngineFailed("Internal error.", code="internal_error"))
+    else:
+        if not response.finished:
+            log.error("request handler left no answer", extra={"path": request.path})
+            response.abort()
+
+
+def _answer_failure(response: Response, error: ApiError) -> None:
+    if response.status:
+        response.abort()
+    else:
+        response.send_error(error)

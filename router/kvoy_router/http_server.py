@@ -50,6 +50,12 @@ class HttpLimits:
     is then answered, with the word that this connection ends."""
     sweep_s: float = 0.5
 
+    def time_s(self, is_receiving: bool, waits_for_memory: bool) -> float:
+        """For a client that is owed no answer, until it is overdue."""
+        if waits_for_memory:
+            return self.memory_wait_s
+        return self.body_s if is_receiving else self.keep_alive_s
+
 
 class HttpServer:
     """Listens, and owns all connections. `handler` answers each request; it is cancelled when the

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from kvoy_router import router_memory
-from kvoy_router.body_memory import BodyMemory, Budget, Claim, Room
+from kvoy_router.body_cost import decoding_bytes
+from kvoy_router.body_memory import SMALL_BODY_BYTES, BodyMemory, Budget, Claim, Room
 from kvoy_router.memory_balance import MIB, MemoryBalance
 
 
@@ -70,6 +71,52 @@ def test_places_are_given_in_order_also_to_a_smaller_one_behind() -> None:
 
     assert told == ["large", "small"]
     assert large.is_held
+
+
+def test_what_would_not_fit_even_alone_keeps_nobody_waiting_until_there_is_more_again() -> None:
+    memory = memory_of(1600)
+    memory.use(Budget(now=800, most=1600))
+    told: list[str] = []
+    large = memory.held.claim(400, lambda: told.append("large"))
+    behind = memory.held.claim(200)
+    assert (large.is_held, behind.is_held, memory.held.num_waiting) == (False, True, 1)
+
+    memory.use(Budget(now=1600, most=1600))
+    assert told == []
+    last = memory.held.claim(200, lambda: told.append("last"))
+    behind.end()
+
+    assert told == ["large"]
+    large.end()
+    assert last.is_held
+
+
+def test_a_budget_that_shrinks_lets_those_behind_pass_what_does_not_fit_any_more() -> None:
+    memory = memory_of(1600)
+    first = memory.held.claim(500)
+    large, small = memory.held.claim(400), memory.held.claim(200)
+    assert not small.is_held
+    first.end()
+    assert (large.is_held, small.is_held) == (True, False)
+    again = memory.held.claim(400)
+    large.end()
+
+    assert (small.is_held, again.is_held) == (True, False)
+    memory.use(Budget(now=1200, most=1600))
+    small.end()
+    assert not again.is_held
+    assert memory.held.claim(300).is_held
+
+
+def test_a_wish_that_shrinks_is_granted_at_once() -> None:
+    memory = memory_of(1600)
+    memory.held.claim(300)
+    claim = memory.held.claim(400)
+    assert not claim.is_held
+
+    claim.resize(200)
+
+    assert claim.is_held
 
 
 def test_who_gives_up_lets_the_next_one_in_and_hears_nothing() -> None:
@@ -135,7 +182,7 @@ def test_whatever_happens_all_is_counted_once_and_no_bound_is_passed(seed: int) 
         match draw.randrange(5):
             case 0:
                 room = draw.choice(rooms_of(memory))
-                claims.append(room.claim(draw.randrange(1, room.max_bytes + 1)))
+                claims.append(room.claim(draw.randrange(1, room.most_bytes + 1)))
             case 1 if claims:
                 claims.pop(draw.randrange(len(claims))).end()
             case 2 if claims:
@@ -155,6 +202,13 @@ def test_whatever_happens_all_is_counted_once_and_no_bound_is_passed(seed: int) 
     for claim in list(claims):
         claim.end()
     assert (memory.used_bytes, memory.num_waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("item", [b"1,", b"[],", b"12345,"])
+def test_the_worst_small_body_has_room_to_be_decoded_in_however_little_memory(item: bytes) -> None:
+    body = (b'{"prompt":[' + item * SMALL_BODY_BYTES)[:SMALL_BODY_BYTES]
+
+    assert decoding_bytes(body, has_ids=True) <= memory_of(0).reading.most_bytes
 
 
 # How much that is.
