@@ -16,7 +16,7 @@ from kvoy_router.http_response import Response
 from kvoy_router.http_server import Handler, HttpLimits, HttpServer
 from kvoy_router.testing import eventually
 
-LIMITS = HttpLimits(sweep_s=0.02, linger_s=30.0, drain_idle_s=0.02)
+LIMITS = HttpLimits(sweep_s=0.02, linger_s=60.0, drain_idle_s=0.02)
 
 
 async def echo(request: Request, response: Response) -> None:
@@ -278,7 +278,7 @@ async def test_a_large_body_waits_for_room_and_small_requests_pass(piece: bytes)
 
 
 async def test_a_large_body_that_finds_no_room_in_time_is_refused() -> None:
-    limits = replace(LIMITS, memory_wait_s=0.05, linger_s=2.0)
+    limits = replace(LIMITS, memory_wait_s=0.05)
 
     async with one_large_request_under_way(limits) as (server, _):
         unread = await talk(server, large(), LARGE)
