@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -76,9 +77,11 @@ def wait_for_download(target: Path) -> None:
     partial = target.with_name(f".{target.name}.partial")
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
-        sizes = [path.stat().st_size for path in partial.rglob("*.incomplete")]
-        if (partial / "tokenizer.json").exists() and max(sizes, default=0) >= MEGABYTE:
-            return
+        # What is whole is renamed between two looks.
+        with contextlib.suppress(FileNotFoundError):
+            sizes = [path.stat().st_size for path in partial.rglob("*.incomplete")]
+            if (partial / "tokenizer.json").exists() and max(sizes, default=0) >= MEGABYTE:
+                return
         time.sleep(0.02)
     raise AssertionError(f"nothing came to {partial}")
 

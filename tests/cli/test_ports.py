@@ -9,6 +9,7 @@ import pytest
 
 from kvoy_cli.errors import CommandError
 from kvoy_cli.ports import PortUse, check_ports
+from kvoy_contract.testing_ports import free_port
 
 
 def test_a_port_in_use_is_named_with_its_holder_and_the_way_out() -> None:
@@ -25,8 +26,7 @@ def test_a_port_in_use_is_named_with_its_holder_and_the_way_out() -> None:
 
 
 def test_free_ports_pass_and_stay_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
 
     check_ports("127.0.0.1", [PortUse(port, "the router", "--port")])
 

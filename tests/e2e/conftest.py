@@ -47,7 +47,9 @@ def platform(cluster: Cluster, images: dict[str, Path]) -> Iterator[Platform]:
         f"--from-file={Path(__file__).parent / 'client.py'}",
     )
     platform.apply(CLIENT_POD.replace("{version}", version("kvoy")))
-    platform.kubectl("wait", "-n", NAMESPACE, "--for=condition=Ready", f"pod/{CLIENT}")
+    platform.kubectl(
+        *("wait", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=240s", f"pod/{CLIENT}")
+    )
     yield platform
     platform.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
     platform.kubectl("uncordon", BARE_NODE)

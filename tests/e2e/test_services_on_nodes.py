@@ -19,7 +19,7 @@ from kvoy_cluster.cluster import Cluster
 from kvoy_cluster.pki import Authority
 from kvoy_cluster.waiting import wait_for
 from kvoy_contract.names import ENGINE_HEADER
-from kvoy_e2e.platform import FULL_NODE, Platform
+from kvoy_e2e.platform import FULL_NODE, READY_S, Platform
 from kvoy_engine.testing import write_tiny_model
 from kvoy_router.keys import new_key
 
@@ -156,7 +156,7 @@ def hub(nodes: Platform, tmp_path_factory: pytest.TempPathFactory) -> Platform:
     nodes.kubectl("create", "configmap", "hub", "-n", _NAMESPACE, f"--from-file={script}")
     nodes.apply(HUB.format(version=version("kvoy"), token=_TOKEN, model=model))
     nodes.apply(VOLUME.format(path=cache))
-    nodes.kubectl("wait", "-n", _NAMESPACE, "--for=condition=Ready", "pod/hub")
+    nodes.kubectl(*("wait", "-n", _NAMESPACE, "--for=condition=Ready", "--timeout=240s", "pod/hub"))
     return nodes
 
 
@@ -247,19 +247,25 @@ def test_a_canary_gets_its_share_of_the_conversations_and_keeps_them(nodes: Plat
     nodes.wait_until_settled("shared", kind="llmrouter")
     conversations = _Conversations(_base(nodes, "shared"))
 
-    first = wait_for(lambda: _kept(conversations), "later turns go where the first ones went")
+    first = wait_for(
+        lambda: _kept(conversations), "later turns go where the first ones went", READY_S
+    )
     # Of 200 at 10 %: within 2.4 standard deviations, and always the same.
     assert 10 <= first.count("canary") <= 30
 
     _weigh(nodes, 50, 50)
-    even = wait_for(lambda: _agreed(conversations), "the new weights are in force at both routers")
+    even = wait_for(
+        lambda: _agreed(conversations), "the new weights are in force at both routers", READY_S
+    )
     assert 75 <= even.count("canary") <= 125
     assert all(now == "canary" for was, now in zip(first, even, strict=True) if was == "canary")
 
     nodes.kubectl("scale", "-n", _NAMESPACE, "llm/canary", "--replicas=0")
-    wait_for(lambda: "canary" not in conversations.services(), "stable has it all")
+    wait_for(lambda: "canary" not in conversations.services(), "stable has it all", READY_S)
     nodes.kubectl("scale", "-n", _NAMESPACE, "llm/canary", "--replicas=1")
-    wait_for(lambda: conversations.services() == even, "the canary has its conversations again")
+    wait_for(
+        lambda: conversations.services() == even, "the canary has its conversations again", READY_S
+    )
     assert conversations.failures == []
 
 

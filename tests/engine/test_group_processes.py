@@ -309,11 +309,13 @@ async def test_a_leader_without_the_secret_is_not_followed(members: Members) -> 
 async def test_a_worker_waits_for_a_name_that_nobody_knows_yet_and_then_says_so(
     members: Members,
 ) -> None:
-    worker = members.worker(1, master_addr="leader.invalid", group_timeout_s=0.5)
-    await until(lambda: is_answered(worker, "/health", 200))
+    patient = members.worker(1, master_addr="leader.invalid")
+    await until(lambda: is_answered(patient, "/health", 200))
+    hasty = members.worker(2, master_addr="leader.invalid", group_timeout_s=0.5)
 
     with pytest.raises(StartFailed, match=r"leader\.invalid:\d+ within 0\.5 s"):
-        await worker.running
+        await hasty.running
+    assert not patient.running.done()
 
 
 async def test_a_leader_whose_group_stays_incomplete_names_the_missing(members: Members) -> None:

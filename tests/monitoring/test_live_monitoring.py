@@ -9,7 +9,7 @@ from kvoy_monitoring.testing import Observed, panels_without_data, wait_for
 
 pytestmark = pytest.mark.slow
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 OF_THE_OPERATOR = "kvoy_operator_"
 
 

@@ -15,7 +15,7 @@ from kvoy_operated import Site
 
 pytestmark = pytest.mark.slow
 
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 OF_THE_OPERATOR = "kvoy_operator_"
 
 
