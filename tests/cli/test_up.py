@@ -143,7 +143,10 @@ def test_no_process_outlives_a_killed_command(up: Up) -> None:
     up.wait_until_gone()
 
 
-def test_ctrl_c_during_the_start_stops_every_process(up: Up) -> None:
+def test_ctrl_c_during_the_start_stops_every_process(tmp_path: Path) -> None:
+    # Half of a group, whose other half never comes: the start lasts.
+    group = f"--nnodes 2 --tensor-parallel-size 2 --master-port {free_port()}"
+    up = Up(tmp_path, "--engines", "1", "--engine-args", group)
     up.wait_for_text("the router is starting")
 
     os.kill(up.process.pid, signal.SIGINT)
