@@ -1,7 +1,7 @@
 """A light HTTP client for load: httptools on a protocol, one connection per request in flight.
 
 It keeps what a run needs (times, counts, text) in an `Outcome` and nothing else; the figures say
-what CPU it used. Connections are kept open and used again.
+what CPU it used. Connections are kept open and used again, as long as clients usually do.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ class _Payload(msgspec.Struct):
 
 _decode_payload = msgspec.json.Decoder(_Payload).decode
 _DONE = b"[DONE]"
+KEEP_S = 30.0
+"""An idle connection is used again within so long. Servers close theirs later (Kvoy's after 75 s),
+so none is closed while a request is on its way to it."""
 
 
 class _Connection(asyncio.Protocol):
@@ -72,6 +75,7 @@ class _Connection(asyncio.Protocol):
         self._sse = SseParser()
         self._outcome: Outcome | None = None
         self._done: asyncio.Future[None] | None = None
+        self.idle_since_s = 0.0
         self._is_stream = False
         self._now = 0.0
         self._last_read_s = 0.0
@@ -240,19 +244,19 @@ class Client:
             outcome.is_cut = True
             outcome.end_s = time.perf_counter()
             if connection is not None:
-                connection.close()
-                self._all.discard(connection)
+                self._close(connection)
             raise
         if connection is not None:
             self._give_back(connection)
         return outcome
 
     async def _connect(self) -> _Connection:
+        oldest_s = time.perf_counter() - KEEP_S
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_usable:
+            if connection.is_usable and connection.idle_since_s >= oldest_s:
                 return connection
-            self._all.discard(connection)
+            self._close(connection)
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(_Connection, self.host, self.port)
         self._all.add(connection)
@@ -260,10 +264,14 @@ class Client:
 
     def _give_back(self, connection: _Connection) -> None:
         if connection.is_usable:
+            connection.idle_since_s = time.perf_counter()
             self._idle.append(connection)
         else:
-            connection.close()
-            self._all.discard(connection)
+            self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        connection.close()
+        self._all.discard(connection)
 
 
 async def send_until(
