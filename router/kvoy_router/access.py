@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from kvoy_contract.errors import BadRequest
-from kvoy_router.http_message import Request
+from kvoy_router.http_message import Headers, Request
 from kvoy_router.keys import Key, Keyring, cache_salt
 
 FAIRNESS_HEADERS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
@@ -74,6 +74,12 @@ class Access:
         key = self.keyring.identify(request.header(_AUTHORIZATION), self._now_unix_s())
         request.headers = [header for header in request.headers if header[0] != _AUTHORIZATION]
         return Client(tenant=key.tenant, priority=key.priority, weight=key.weight, key=key)
+
+    def check_key(self, headers: Headers) -> None:
+        """Of a request whose body has not come. Raises Unauthorized."""
+        if self.keyring is not None:
+            shown = next((value for name, value in headers if name == _AUTHORIZATION), None)
+            self.keyring.identify(shown, self._now_unix_s())
 
     def _by_headers(self, request: Request) -> Client:
         tenant = _named(request, FAIRNESS_HEADERS)

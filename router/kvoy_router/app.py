@@ -130,7 +130,11 @@ class Router:
         self.proxy = self._make_proxy()
         api = self._make_api()
         self.server = HttpServer(
-            api.serve_main, config.http_limits, self._on_refused, self.memory.bodies
+            api.serve_main,
+            config.http_limits,
+            self._on_refused,
+            self.memory.bodies,
+            self.entrance.check_key,
         )
         self.admin_server: HttpServer | None = None
         if config.admin_port is not None:

@@ -13,7 +13,7 @@ from kvoy_router.decision import Decision
 from kvoy_router.dispatch import Job
 from kvoy_router.flow_gate import Admission, FlowGate
 from kvoy_router.flow_ticket import Line, Stage, Ticket
-from kvoy_router.http_message import Request
+from kvoy_router.http_message import Headers, Request
 from kvoy_router.keys import Keyring
 from kvoy_router.keys_limits import KeyLimits
 from kvoy_router.metrics import Metrics
@@ -57,6 +57,14 @@ class Entrance:
         """Raises Unauthorized or BadRequest."""
         try:
             return self._access.identify(request)
+        except Unauthorized as error:
+            self._metrics.tenants.on_unauthorized(error.code or "")
+            raise
+
+    def check_key(self, headers: Headers) -> None:
+        """Of a request whose body has not come. Raises Unauthorized."""
+        try:
+            self._access.check_key(headers)
         except Unauthorized as error:
             self._metrics.tenants.on_unauthorized(error.code or "")
             raise

@@ -7,6 +7,7 @@ be large.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from kvoy_contract.errors import ApiError, PayloadTooLarge, Unavailable
@@ -45,7 +46,10 @@ class IncomingBody:
 
     def ask(self, body_bytes: int) -> None:
         """For a place; if there is none now, the client is read from later. Raises PayloadTooLarge
-        for so large a body, and Unavailable when there is no room even for what has come of it."""
+        for so large a body, Unavailable when there is no room even for what has come of it, and
+        what the server has against its sender."""
+        connection = self._connection
+        connection.server.check_sender(connection.headers)
         num_bytes, held = place_bytes(body_bytes), self._memory.held
         if num_bytes > held.most_bytes:
             raise PayloadTooLarge(
@@ -54,7 +58,9 @@ class IncomingBody:
             )
         self.claim = held.claim(num_bytes, self._begin)
         self._memory.give_back(len(self._data))
-        if not self.claim.is_held:
+        if self.claim.is_held:
+            self._limit_sender()
+        else:
             self._stop_reading()
             self.claim.meanwhile = unread = self._memory.unread.claim(len(self._data))
             if not unread.is_held:
@@ -108,6 +114,14 @@ class IncomingBody:
             server = connection.server
             connection.deadline = server.now_s() + server.limits.memory_wait_s
 
+    def _limit_sender(self) -> None:
+        """Others may wait for its place."""
+        connection = self._connection
+        if not connection.is_answering:
+            server = connection.server
+            latest_s = server.now_s() + server.limits.large_body_s
+            connection.deadline = min(connection.deadline, latest_s)
+
     def _begin(self) -> None:
         connection = self._connection
         if connection.transport is None:
@@ -116,7 +130,8 @@ class IncomingBody:
         if self._is_complete:
             connection.start_next()
         elif not connection.is_answering:
-            connection.deadline = connection.server.now_s() + connection.server.limits.body_s
+            connection.deadline = math.inf
+            self._limit_sender()
             connection.say_continue()
 
 

@@ -46,7 +46,6 @@ class ServerConnection(asyncio.Protocol):
         "_body",
         "_body_length",
         "_head_done",
-        "_headers",
         "_incoming",
         "_owes_continue",
         "_parser",
@@ -58,6 +57,7 @@ class ServerConnection(asyncio.Protocol):
         "_task",
         "_upgrade_refused",
         "deadline",
+        "headers",
         "is_discarding",
         "is_write_paused",
         "max_body_bytes",
@@ -82,7 +82,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _reset_message(self) -> None:
         self._target = b""
-        self._headers: Headers = []
+        self.headers: Headers = []
         self._head_done = False
         self._body = b""
         self._body_length = 0
@@ -166,7 +166,7 @@ class ServerConnection(asyncio.Protocol):
         if method == b"CONNECT":
             self._refuse(BadRequest("CONNECT is not supported."))
             return
-        headers = without_upgrade(self._headers)
+        headers = without_upgrade(self.headers)
         self._reset_message()
         self._upgrade_refused = True
         self._parser = httptools.HttpRequestParser(self)
@@ -188,9 +188,9 @@ class ServerConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_done:
             return  # a trailer: nothing here reads any
-        if len(self._headers) >= _MAX_HEADERS:
+        if len(self.headers) >= _MAX_HEADERS:
             raise HeadersTooLarge(f"The request has more than {_MAX_HEADERS} headers.")
-        self._headers.append((name.lower(), value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
@@ -201,7 +201,7 @@ class ServerConnection(asyncio.Protocol):
         if self._parser.should_upgrade():
             return
         version = self._parser.get_http_version()
-        length = check_head(self._target, self._headers, version, limits.max_head_bytes)
+        length = check_head(self._target, self.headers, version, limits.max_head_bytes)
         if length is not None and length > limits.max_body_bytes:
             raise too_large(limits.max_body_bytes)
         if self._response is None:
@@ -211,7 +211,7 @@ class ServerConnection(asyncio.Protocol):
             if length is not None:
                 self._incoming.ask(length)
         if length != 0 and version != "1.0":
-            self._owes_continue = any(name == b"expect" for name, _ in self._headers)
+            self._owes_continue = any(name == b"expect" for name, _ in self.headers)
             self.say_continue()
 
     def say_continue(self) -> None:
@@ -248,7 +248,7 @@ class ServerConnection(asyncio.Protocol):
         request = Request(
             method=self._parser.get_method().decode("ascii"),
             target=self._target,
-            headers=self._headers,
+            headers=self.headers,
             is_http_1_0=self._parser.get_http_version() == "1.0",
             keep_alive=self._parser.should_keep_alive() and not self._upgrade_refused,
             body=self._body,
@@ -286,7 +286,7 @@ class ServerConnection(asyncio.Protocol):
     @property
     def _is_receiving(self) -> bool:
         """Whether a part of a request has come."""
-        return bool(self._target or self._quiet_bytes or self._headers)
+        return bool(self._target or self._quiet_bytes or self.headers)
 
     def close_if_idle(self) -> None:
         """For a draining server: only a request, running or coming in, keeps the connection."""

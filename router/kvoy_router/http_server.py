@@ -16,7 +16,7 @@ from typing import Any
 from kvoy_contract.errors import ApiError
 from kvoy_router.body_memory import BodyMemory, Budget
 from kvoy_router.http_connection import ServerConnection
-from kvoy_router.http_message import Request
+from kvoy_router.http_message import Headers, Request
 from kvoy_router.http_response import Response
 
 Handler = Callable[[Request, Response], Awaitable[None]]
@@ -50,6 +50,12 @@ class HttpLimits:
     is then answered, with the word that this connection ends."""
     sweep_s: float = 0.5
 
+    @property
+    def large_body_s(self) -> float:
+        """As `body_s`, for a body that has a place in memory which others may wait for: half of
+        what they wait, so that who begins to wait when a sender stops gets its place."""
+        return min(self.body_s, self.memory_wait_s / 2)
+
     def time_s(self, is_receiving: bool, waits_for_memory: bool) -> float:
         """For a client that is owed no answer, until it is overdue."""
         if waits_for_memory:
@@ -67,12 +73,15 @@ class HttpServer:
         limits: HttpLimits,
         on_refused: Callable[[ApiError], None] = lambda error: None,
         memory: BodyMemory | None = None,
+        check_sender: Callable[[Headers], None] = lambda headers: None,
     ) -> None:
         """`on_refused` hears of requests that never reached the handler; `memory` is shared with
-        other servers."""
+        other servers; `check_sender` raises an ApiError for headers whose large body is not to get
+        any memory."""
         self.handler = handler
         self.limits = limits
         self.on_refused = on_refused
+        self.check_sender = check_sender
         self.is_draining = False
         self.date = b""
         self.memory = memory or BodyMemory(Budget(_MEMORY_BYTES, _MEMORY_BYTES))
@@ -157,5 +166,7 @@ class HttpServer:
         now_s = self._loop.time()
         overdue = [connection for connection in self._connections if connection.deadline < now_s]
         for connection in overdue:
-            connection.overdue()
+            # The end of one may be what another has waited for.
+            if connection.deadline < now_s:
+                connection.overdue()
         self._sweeper = self._loop.call_later(self.limits.sweep_s, self._sweep)

@@ -489,3 +489,27 @@ async def test_the_main_port_speaks_tls_where_it_has_a_certificate(
 
     assert whole.status_code == 200
     assert stream.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_large_body_without_a_right_key_is_refused_before_it_comes(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys", entry("a", "team-a"))
+    engine = await start_engine()
+
+    async with running_router([engine], keys_file=keys, admin_port=0) as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.server.port)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+        )
+        async with asyncio.timeout(60):
+            refusal = await reader.read()
+        writer.close()
+        long = CHAT | {"messages": [{"role": "user", "content": "x" * 100_000}]}
+        answer = await ask(router, "a", long)
+        refused = value_of(router, 'kvoy_router_unauthorized_total{code="missing_api_key"}')
+
+    assert b"HTTP/1.1 401 " in refusal
+    assert b"missing_api_key" in refusal
+    assert answer.json()["error"]["code"] == "context_length_exceeded", "it was read"
+    assert refused == 1

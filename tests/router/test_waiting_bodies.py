@@ -7,8 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import pytest
+
+from kvoy_contract.errors import Unauthorized
 from kvoy_router.body_memory import REQUEST_BYTES, BodyMemory, Budget
-from kvoy_router.http_message import Request
+from kvoy_router.http_message import Headers, Request
 from kvoy_router.http_response import Response
 from kvoy_router.http_server import HttpLimits, HttpServer
 from kvoy_router.testing import eventually
@@ -194,4 +197,59 @@ async def test_draining_answers_a_whole_request_that_waits_for_a_place() -> None
         await holder.rest()
 
         assert await draining is True
+    assert answer.endswith(b"/b 100000;")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [head(b"/b"), CHUNKED + chunk(LARGE[:70_000])])
+async def test_who_has_a_place_and_sends_nothing_loses_it_to_those_who_wait(start: bytes) -> None:
+    """A body has far more time than the others wait for a place."""
+    limits = replace(LIMITS, body_s=3600.0, memory_wait_s=6.0, min_body_bytes_per_s=1e9)
+    async with serving(limits) as (server, _):
+        stalled = await Client.of(server, start)
+        await eventually(lambda: server.memory.held.used_bytes)
+        client = await Client.of(server, head(b"/b", more=b"connection: close\r\n"), LARGE)
+        answer = await client.rest()
+        refusal = await stalled.rest()
+
+    assert answer.endswith(b"/b 100000;")
+    assert refusal.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("start", [head(b"/b"), CHUNKED + chunk(LARGE[:70_000])])
+async def test_whose_sender_may_not_ask_gets_no_place(start: bytes) -> None:
+    async with serving() as (server, _):
+
+        def check(headers: Headers) -> None:
+            if (b"authorization", b"right") not in headers:
+                raise Unauthorized("wrong")
+
+        server.check_sender = check
+        stranger = await Client.of(server, start)
+        refusal = await stranger.rest()
+        used = server.memory.held.used_bytes
+        right = head(b"/b", more=b"authorization: right\r\nconnection: close\r\n")
+        answer = await (await Client.of(server, right, LARGE)).rest()
+
+    assert refusal.startswith(b"HTTP/1.1 401 ")
+    assert used == 0
+    assert answer.endswith(b"/b 100000;")
+
+
+async def test_the_end_of_one_client_may_give_another_one_time_in_the_same_sweep() -> None:
+    async with serving(replace(LIMITS, sweep_s=3600.0)) as (server, _):
+        stalled = await Client.of(server, head(b"/b"))
+        await eventually(lambda: server.memory.held.used_bytes)
+        client = await Client.of(server, head(b"/b", more=b"connection: close\r\n"), LARGE)
+        await eventually(lambda: server.memory.num_waiting == 1)
+        # Whoever came first is looked at first.
+        holder, waiter = sorted(server._connections, key=lambda connection: connection.deadline)
+        server._connections = dict.fromkeys((holder, waiter))  # type: ignore[assignment]
+        holder.deadline = waiter.deadline = server.now_s() - 1.0
+        server._sweep()
+        server._connections = {holder, waiter}
+        answer = await client.rest()
+        refusal = await stalled.rest()
+
+    assert refusal.startswith(b"HTTP/1.1 408 ")
     assert answer.endswith(b"/b 100000;")
