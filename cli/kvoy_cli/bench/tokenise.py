@@ -2,34 +2,38 @@
 
 In this process: a chat of 100,000 tokens that nobody has seen, beside the `tokenizers` library's
 own encoding of the same text, in turn; and the next turn of that chat. Through a router: short
-requests, undisturbed and while such chats arrive.
+requests, undisturbed and while such chats arrive from another process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
+import sys
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
+import msgspec
+
+from kvoy_cli.bench import cold_client
 from kvoy_cli.bench.client import Client
 from kvoy_cli.bench.context import BenchContext
 from kvoy_cli.bench.fake_answers import MODEL
 from kvoy_cli.bench.goals import Goal
 from kvoy_cli.bench.load import run_open_loop
 from kvoy_cli.bench.outcome import Outcome
-from kvoy_cli.bench.processes import BenchError
+from kvoy_cli.bench.processes import BenchError, child
 from kvoy_cli.bench.report import Report, Table
-from kvoy_cli.bench.request import Request, chat
+from kvoy_cli.bench.request import chat
 from kvoy_cli.bench.router_cost import fake_engines
 from kvoy_cli.bench.schedule import poisson_offsets
 from kvoy_cli.bench.stack import router
 from kvoy_cli.bench.stats import Spread, median, paired_ratios, percentile
-from kvoy_cli.bench.workloads import sentence
+from kvoy_cli.bench.workloads import long_chat
 from kvoy_contract.openai import ChatCompletionRequest, Message
 from kvoy_contract.prompt import PromptEncoder, TokenizerFiles, byte_tokenizer_files
 
@@ -37,7 +41,7 @@ _COLD_GOAL = 1.1
 _DELAY_GOAL = 1.2
 _NEW_PIECES = 2
 """A turn adds an answer and a message."""
-_WORDS_PER_MESSAGE = 700
+_READY_S = 60.0
 _SHORT = [{"role": "user", "content": "What is the tallest mountain of Europe, and how high?"}]
 
 
@@ -78,19 +82,6 @@ async def run(context: BenchContext) -> Report:
     return build_report(sizes, encodings, delays)
 
 
-def _history(num_words: int, seed: int) -> list[dict[str, str]]:
-    """Messages of users and assistants in turn; the last one is a user's."""
-    rng = random.Random(f"tokenise-{seed}")
-    count = max(1, num_words // _WORDS_PER_MESSAGE) | 1
-    return [
-        {
-            "role": "assistant" if index % 2 else "user",
-            "content": sentence(rng, max(2, num_words // count)),
-        }
-        for index in range(count)
-    ]
-
-
 def _as_request(messages: list[dict[str, str]]) -> ChatCompletionRequest:
     return ChatCompletionRequest(
         model=MODEL, messages=[Message(role=m["role"], content=m["content"]) for m in messages]
@@ -107,7 +98,7 @@ def _encode(context: BenchContext, sizes: _Sizes, folder: Path | None) -> _Encod
     encoder.encode_chat(_as_request(_SHORT))
     for repeat in range(context.repeats):
         context.say(f"encoding, repeat {repeat + 1} of {context.repeats}")
-        messages = _history(sizes.num_words, repeat)
+        messages = long_chat(sizes.num_words, repeat)
         request = _as_request(messages)
         text = encoder.render_chat(request)
         found.library_s.append(_seconds(partial(encoder.codec.encode_whole, text)))
@@ -143,23 +134,41 @@ async def _delay(context: BenchContext, sizes: _Sizes, folder: Path | None) -> _
         for repeat in range(context.repeats):
             context.say(f"short requests beside cold prompts, repeat {repeat + 1}")
             found.undisturbed_ms.append(await _p99_ms(client, sizes, repeat))
-            cold = [
-                chat(MODEL, _history(sizes.num_words, 1000 * (repeat + 1) + index), 1, stream=False)
-                for index in range(int(sizes.seconds / sizes.cold_every_s))
-            ]
-            async with asyncio.TaskGroup() as group:
-                task = group.create_task(_send_slowly(client, cold, sizes.cold_every_s))
+            async with _cold_chats(context, sizes, front.port, 1000 * (repeat + 1)):
                 found.disturbed_ms.append(await _p99_ms(client, sizes, repeat))
-            _check(task.result())
     return found
 
 
-async def _send_slowly(client: Client, requests: list[Request], every_s: float) -> list[Outcome]:
-    outcomes = []
-    for request in requests:
-        outcomes.append(await client.send(request))
-        await asyncio.sleep(every_s / 2)
-    return outcomes
+@asynccontextmanager
+async def _cold_chats(
+    context: BenchContext, sizes: _Sizes, port: int, seed: int
+) -> AsyncIterator[None]:
+    """Such chats arrive from the block's beginning on, and all have been answered at its end."""
+    options = {
+        "words": sizes.num_words,
+        "count": int(sizes.seconds / sizes.cold_every_s),
+        "pause": sizes.cold_every_s / 2,
+        "seed": seed,
+    }
+    command = [sys.executable, "-m", cold_client.__name__, str(port)]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    name = f"cold-client-{seed}"
+    async with child(name, command, context.logs, stdin=PIPE, stdout=PIPE) as sender:
+        stdin, stdout = sender.process.stdin, sender.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        async with asyncio.timeout(_READY_S):
+            if not await asyncio.to_thread(stdout.readline):
+                raise sender.failure("ended before it was ready")
+        stdin.write(b"begin\n")
+        stdin.flush()
+        yield
+        line = await asyncio.to_thread(stdout.readline)
+        if not line:
+            raise sender.failure("ended before its chats were answered")
+    sent = msgspec.json.decode(line, type=cold_client.Sent)
+    if sent.failure:
+        raise BenchError(f"cold chat {sent.answered + 1} failed: {sent.failure}")
 
 
 async def _p99_ms(client: Client, sizes: _Sizes, repeat: int) -> float:

@@ -160,6 +160,22 @@ def chat_script(num_turns: int, words_per_turn: int, seed: int) -> ChatScript:
     )
 
 
+_WORDS_PER_MESSAGE = 700
+
+
+def long_chat(num_words: int, seed: int) -> list[dict[str, str]]:
+    """Messages of users and assistants in turn; the last one is a user's."""
+    rng = random.Random(f"long-chat-{seed}")
+    count = max(1, num_words // _WORDS_PER_MESSAGE) | 1
+    return [
+        {
+            "role": "assistant" if index % 2 else "user",
+            "content": sentence(rng, max(2, num_words // count)),
+        }
+        for index in range(count)
+    ]
+
+
 def sentence(rng: random.Random, num_words: int) -> str:
     words = rng.choices(_WORDS, k=num_words)
     return f"{words[0].capitalize()} {' '.join(words[1:])}."
