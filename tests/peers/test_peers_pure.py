@@ -227,5 +227,9 @@ def test_questions_of_a_group_share_their_prefix_and_no_seed_shares_any() -> Non
 def test_users_who_chat_are_alike_for_one_seed() -> None:
     users = ChatUsers(2, num_turns=3)
 
-    assert list(users.turns("a")) == list(users.turns("a")) != list(users.turns("b"))
-    assert [len(turn.text) for turn in users.turns("a")] == [300, 120, 120]
+    assert list(users.turns(0, "a")) == list(users.turns(0, "a"))
+    assert [len(turn.text) for turn in users.turns(0, "a")] == [300, 120, 120]
+    ours, theirs, anothers = (list(users.turns(*key)) for key in ((0, "a"), (0, "b"), (1, "a")))
+    assert not {turn.text for turn in ours} & {turn.text for turn in theirs + anothers}
+    assert [turn.think_s for turn in ours] == [turn.think_s for turn in theirs]
+    assert [turn.think_s for turn in ours] != [turn.think_s for turn in anothers]

@@ -89,7 +89,9 @@ async def placement_engines(
 
 
 Mix = Callable[[Client, str], Awaitable[LoadRun]]
-"""Sends one mix; the text is a seed, of the route's own."""
+"""Sends one mix; the text is the seed of its texts, of the route's own. Who asks when, and what in
+which order, is the same for all routes."""
+_ORDER = "the same for all"
 
 
 class PlacementRun:
@@ -127,7 +129,7 @@ class PlacementRun:
     # The mixes
 
     async def _shared_prefix(self, client: Client, seed: str) -> LoadRun:
-        prompts = drawn(self._sizes.groups.prompts(seed), seed)
+        prompts = drawn(self._sizes.groups.prompts(seed), _ORDER)
         return await self._offer(client, prompts, self._sizes.rate)
 
     async def _warmed(self, client: Client, seed: str) -> LoadRun:
@@ -136,7 +138,7 @@ class PlacementRun:
         prompts = groups.prompts(seed)
         firsts = prompts[:: groups.questions_per_group]
         await run_closed_loop(client, (self._request(prompt, 1) for prompt in firsts), 1)
-        return await self._offer(client, drawn(prompts, seed), self._sizes.rate)
+        return await self._offer(client, drawn(prompts, _ORDER), self._sizes.rate)
 
     async def _no_reuse(self, client: Client, seed: str) -> LoadRun:
         prompts = unique(self._sizes.unique_chars, seed)
@@ -153,15 +155,15 @@ class PlacementRun:
         outcomes: list[Outcome] = []
         async with asyncio.TaskGroup() as group:
             for index in range(self._sizes.users.num_users):
-                group.create_task(self._chat(client, f"{seed}-{index}", outcomes))
+                group.create_task(self._chat(client, index, seed, outcomes))
         end_s = time.perf_counter()
         cpu_s = time.process_time() - cpu_before
         return LoadRun(outcomes, start_s, end_s, cpu_s / (end_s - start_s))
 
-    async def _chat(self, client: Client, seed: str, outcomes: list[Outcome]) -> None:
+    async def _chat(self, client: Client, number: int, seed: str, outcomes: list[Outcome]) -> None:
         """One user: thinks, asks, reads, and so on; ends at a failure."""
         messages: Messages = []
-        for turn in self._sizes.users.turns(seed):
+        for turn in self._sizes.users.turns(number, seed):
             await asyncio.sleep(turn.think_s)
             messages.append({"role": "user", "content": turn.text})
             outcome = Outcome(due_s=time.perf_counter())

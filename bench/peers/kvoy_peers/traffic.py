@@ -117,9 +117,9 @@ class ChatUsers:
     turn_chars: int = 120
     mean_think_s: float = 0.5
 
-    def turns(self, seed: str) -> Iterator[Turn]:
-        """Of one user."""
-        rng = random.Random(f"user-{seed}")
-        yield Turn(rng.random(), letters(rng, self.first_chars))
+    def turns(self, number: int, seed: str) -> Iterator[Turn]:
+        """Of one user, by number, who thinks as long whatever the seed of the texts is."""
+        pauses, texts = random.Random(f"pauses-{number}"), random.Random(f"user-{seed}-{number}")
+        yield Turn(pauses.random(), letters(texts, self.first_chars))
         for _ in range(self.num_turns - 1):
-            yield Turn(rng.expovariate(1 / self.mean_think_s), letters(rng, self.turn_chars))
+            yield Turn(pauses.expovariate(1 / self.mean_think_s), letters(texts, self.turn_chars))
