@@ -59,7 +59,7 @@ class IncomingBody:
         self.claim = held.claim(num_bytes, self._begin)
         self._memory.give_back(len(self._data))
         if self.claim.is_held:
-            self._limit_sender()
+            self.limit_sender()
         else:
             self._stop_reading()
             self.claim.meanwhile = unread = self._memory.unread.claim(len(self._data))
@@ -114,10 +114,10 @@ class IncomingBody:
             server = connection.server
             connection.deadline = server.now_s() + server.limits.memory_wait_s
 
-    def _limit_sender(self) -> None:
-        """Others may wait for its place."""
+    def limit_sender(self) -> None:
+        """Others may wait for the place that it has."""
         connection = self._connection
-        if not connection.is_answering:
+        if self.claim is not None and self.claim.is_held and not connection.is_answering:
             server = connection.server
             latest_s = server.now_s() + server.limits.large_body_s
             connection.deadline = min(connection.deadline, latest_s)
@@ -131,7 +131,7 @@ class IncomingBody:
             connection.start_next()
         elif not connection.is_answering:
             connection.deadline = math.inf
-            self._limit_sender()
+            self.limit_sender()
             connection.say_continue()
 
 

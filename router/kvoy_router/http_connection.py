@@ -341,6 +341,8 @@ class ServerConnection(asyncio.Protocol):
             self.deadline = self.server.now_s() + self.server.limits.time_s(
                 self._is_receiving, self._waits_for_memory
             )
+            if self._incoming is not None:
+                self._incoming.limit_sender()
             self.say_continue()
 
     async def _run(self, request: Request, response: Response) -> None:

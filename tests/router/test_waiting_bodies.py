@@ -159,8 +159,12 @@ async def test_a_body_that_is_refused_behind_a_running_answer_gives_its_place_ba
         await asyncio.gather(client.rest(), chunks.rest())
 
 
-async def test_the_rest_of_a_body_is_overdue_also_when_it_began_behind_another_answer() -> None:
-    async with serving(replace(LIMITS, body_s=0.05, min_body_bytes_per_s=1e9)) as (server, may_end):
+@pytest.mark.parametrize(("body_s", "memory_wait_s"), [(0.05, 10.0), (3600.0, 0.1)])
+async def test_the_rest_of_a_body_is_overdue_also_when_it_began_behind_another_answer(
+    body_s: float, memory_wait_s: float
+) -> None:
+    limits = replace(LIMITS, body_s=body_s, memory_wait_s=memory_wait_s, min_body_bytes_per_s=1e9)
+    async with serving(limits) as (server, may_end):
         client = await Client.of(server, head(b"/held", 0), head(b"/b"), LARGE[:10])
         await eventually(lambda: server.memory.held.used_bytes)
         may_end.set()
