@@ -22,7 +22,7 @@ class Catalogue:
     def __init__(self, endpoints: Mapping[str, Endpoint], lineups: Lineups) -> None:
         """`endpoints`: all that the pool knows; looked at and never changed."""
         self.models: dict[str, Model] = {}
-        """By name, those that nobody asks for any more left out."""
+        """By name; perhaps one that no engine serves any more."""
         self._endpoints = endpoints
         self._lineups = lineups
         self._services: dict[str, Service] = {}

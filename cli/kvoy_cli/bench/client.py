@@ -62,8 +62,8 @@ class _Payload(msgspec.Struct):
 _decode_payload = msgspec.json.Decoder(_Payload).decode
 _DONE = b"[DONE]"
 KEEP_S = 30.0
-"""An idle connection is used again within so long. Servers close theirs later (Kvoy's after 75 s),
-so none is closed while a request is on its way to it."""
+"""An idle connection is used again within so long. Kvoy's router closes it later (after 75 s), so
+not while a request is on its way to it."""
 
 
 class _Connection(asyncio.Protocol):
